@@ -1,0 +1,1 @@
+//! What operators and machines ask of a running process: health and metrics.

@@ -1,0 +1,211 @@
+//! The validated configuration: Synapse's own YAML files and our optional TOML file become one [`Config`].
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use ipnet::IpNet;
+
+use crate::core::{
+    id::{InstanceName, ServerName},
+    signing::SigningKey,
+};
+
+/// Everything the process needs to know, checked. Printing it shows no secret.
+#[derive(Debug)]
+pub struct Config {
+    /// Our homeserver's Matrix name (`server_name`).
+    pub server_name: ServerName,
+    /// Our replication instance name (`worker_name`).
+    pub instance: InstanceName,
+    /// The first key of `signing_key_path`, or `signing_key`.
+    pub signing_key: SigningKey,
+    /// PostgreSQL.
+    pub database: Database,
+    /// Redis.
+    pub redis: Redis,
+    /// Who writes and who sends, and how to reach them.
+    pub replication: Replication,
+    /// Talking to other homeservers.
+    pub federation: Federation,
+    /// The retry schedule.
+    pub retry: Retry,
+    /// `experimental_features.msc4354_enabled`.
+    pub sticky_events: bool,
+    /// Our own keys (`burdock.toml`).
+    pub own: Own,
+}
+
+/// A string that neither `Debug` nor `Display` reveals.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// `database:` (libpq's names in `args`).
+#[derive(Debug, Clone)]
+pub struct Database {
+    /// Host name, address, or a directory that holds a Unix socket.
+    pub host: Option<String>,
+    /// Port; PostgreSQL's 5432 if absent.
+    pub port: Option<u16>,
+    /// `user`.
+    pub user: Option<String>,
+    /// `password`.
+    pub password: Option<Secret>,
+    /// `dbname` or `database`.
+    pub name: String,
+    /// `sslmode`, as libpq spells it.
+    pub ssl_mode: Option<String>,
+    /// `sslrootcert`.
+    pub ssl_root_cert: Option<PathBuf>,
+    /// `sslcert` and `sslkey`.
+    pub ssl_client: Option<(PathBuf, PathBuf)>,
+    /// `cp_max`, at least 2 (one connection holds the instance lock); 10 if absent.
+    pub max_connections: u32,
+    /// `statement_timeout`, ms.
+    pub statement_timeout: Duration,
+    /// `allow_unsafe_locale`.
+    pub allow_unsafe_locale: bool,
+}
+
+/// `redis:`.
+#[derive(Debug, Clone)]
+pub struct Redis {
+    /// Where it listens.
+    pub address: RedisAddress,
+    /// `username`.
+    pub username: Option<String>,
+    /// `password` or the content of `password_path`.
+    pub password: Option<Secret>,
+    /// Logical database for the outbound connection.
+    pub dbid: Option<i64>,
+}
+
+/// Where Redis listens.
+#[derive(Debug, Clone)]
+pub enum RedisAddress {
+    /// `path`.
+    Unix(PathBuf),
+    /// `host` and `port`.
+    Tcp {
+        /// Host.
+        host: String,
+        /// Port.
+        port: u16,
+        /// TLS (`use_tls`), with its files.
+        tls: Option<RedisTls>,
+    },
+}
+
+/// The TLS files of `redis:`.
+#[derive(Debug, Clone, Default)]
+pub struct RedisTls {
+    /// `ca_file`.
+    pub ca_file: Option<PathBuf>,
+    /// `certificate_file` and `private_key_file`.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// Writers, senders and where they listen.
+#[derive(Debug, Clone)]
+pub struct Replication {
+    /// `federation_sender_instances`, in file order. Ours is among them.
+    pub sender_instances: Vec<InstanceName>,
+    /// `stream_writers.events`; `master` if absent.
+    pub event_writers: Vec<InstanceName>,
+    /// `instance_map`, with `main` under its wire name `master`.
+    pub instance_map: Vec<(InstanceName, ReplicationEndpoint)>,
+    /// `worker_replication_secret` or the content of its `_path`.
+    pub secret: Option<Secret>,
+}
+
+/// Where a replication HTTP listener is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplicationEndpoint {
+    /// `host`, `port`, `tls`.
+    Tcp {
+        /// Host.
+        host: String,
+        /// Port.
+        port: u16,
+        /// TLS.
+        tls: bool,
+    },
+    /// `path`.
+    Unix(PathBuf),
+}
+
+/// How other homeservers are reached.
+#[derive(Debug, Clone)]
+pub struct Federation {
+    /// `federation_domain_whitelist`: absent = all, empty = none.
+    pub domain_whitelist: Option<Vec<ServerName>>,
+    /// Addresses never connected to.
+    pub address_filter: AddressRanges,
+    /// `federation_verify_certificates`.
+    pub verify_certificates: bool,
+    /// `federation_certificate_verification_whitelist`: globs of names that are not verified.
+    pub unverified_names: Vec<String>,
+    /// `federation_custom_ca_list`: the PEM files' contents, which replace the system's roots.
+    pub custom_ca: Option<Vec<Vec<u8>>>,
+    /// `federation_client_minimum_tls_version` is 1.3 (anything lower means 1.2 here).
+    pub tls_1_3_only: bool,
+    /// `federation.client_timeout`.
+    pub timeout: Duration,
+}
+
+/// The ranges of `federation_ip_range_blacklist`, `ip_range_blacklist` and `ip_range_whitelist`, each IPv4 range also in
+/// its IPv6 forms (mapped, compatible, 6to4). `0.0.0.0` and `::` are always among the denied.
+#[derive(Debug, Clone, Default)]
+pub struct AddressRanges {
+    /// Denied.
+    pub deny: Vec<IpNet>,
+    /// Exceptions to `deny` (empty if `federation_ip_range_blacklist` is set).
+    pub allow: Vec<IpNet>,
+}
+
+/// The retry schedule: `federation:` in homeserver.yaml.
+#[derive(Debug, Clone)]
+pub struct Retry {
+    /// `destination_min_retry_interval`.
+    pub min_interval: Duration,
+    /// `destination_retry_multiplier`.
+    pub multiplier: f64,
+    /// `destination_max_retry_interval`.
+    pub max_interval: Duration,
+    /// `max_long_retries`: further tries inside one attempt.
+    pub attempt_retries: u32,
+    /// `max_long_retry_delay`: the longest wait between them.
+    pub attempt_max_delay: Duration,
+}
+
+/// Our own keys, each with its default.
+#[derive(Debug, Clone)]
+pub struct Own {
+    /// `[listen] address`: where `/health` and `/metrics` are served; not served if absent.
+    pub listen: Option<SocketAddr>,
+    /// `[sender] max_transaction_bytes`.
+    pub max_transaction_bytes: usize,
+    /// `[sender] max_pending_pdus`: a destination with more unsent PDUs is behind.
+    pub max_pending_pdus: usize,
+    /// `[sender] max_pending_age`: so is one whose oldest unsent PDU is older.
+    pub max_pending_age: Duration,
+    /// `[federation] max_connecting`: connections in setup at once.
+    pub max_connecting: usize,
+    /// `[log] format`.
+    pub log_format: LogFormat,
+    /// `[log] filter`: tracing's filter syntax.
+    pub log_filter: String,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Pretty on a terminal, plain lines otherwise.
+    Text,
+    /// One JSON object a line.
+    Json,
+}

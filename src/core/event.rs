@@ -1,0 +1,1 @@
+//! Events: from what the database stores to the bytes of a PDU.

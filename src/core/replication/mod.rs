@@ -1,0 +1,1 @@
+//! Replication: what the processes of one homeserver tell each other.

@@ -1,0 +1,170 @@
+//! The database: Synapse's schema (read; written only where its own sender writes) and our schema `burdock`.
+//!
+//! No `sqlx` type leaves this folder.
+
+use crate::core::{
+    clock::Millis,
+    id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
+};
+
+/// An event as stored, with what decides whether and where it is sent.
+#[derive(Debug, Clone)]
+pub struct StoredEvent {
+    /// `events.stream_ordering`.
+    pub stream_ordering: StreamOrdering,
+    /// Its id.
+    pub event_id: EventId,
+    /// Its room.
+    pub room_id: RoomId,
+    /// `type`.
+    pub kind: String,
+    /// `state_key`, for a state event.
+    pub state_key: Option<String>,
+    /// Its sender's user id.
+    pub sender: String,
+    /// `rooms.room_version`.
+    pub room_version: Option<String>,
+    /// `event_json.format_version`; absent = 1.
+    pub format_version: Option<i32>,
+    /// `event_json.json`.
+    pub json: String,
+    /// The state group after the event; absent for an outlier.
+    pub state_group: Option<StateGroup>,
+    /// The event's state is not complete yet (`partial_state_events`).
+    pub partial_state: bool,
+    /// `internal_metadata.send_on_behalf_of`.
+    pub send_on_behalf_of: Option<ServerName>,
+    /// `internal_metadata.out_of_band_membership`.
+    pub out_of_band: bool,
+    /// `internal_metadata.proactively_send`; true if absent.
+    pub proactively_send: bool,
+    /// `internal_metadata.soft_failed`.
+    pub soft_failed: bool,
+    /// A valid redaction of it is known.
+    pub redacted: bool,
+}
+
+/// A page of the events stream.
+#[derive(Debug, Clone)]
+pub struct EventPage {
+    /// Events of ours, or sent on a server's behalf; not rejected; ascending.
+    pub events: Vec<StoredEvent>,
+    /// Everything up to here has been read.
+    pub read_up_to: StreamOrdering,
+}
+
+/// A destination's back-off as `destinations` keeps it. All zero or absent = healthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RetryTimings {
+    /// When it was last tried.
+    pub last_tried: Millis,
+    /// Not again before `last_tried` plus this, ms.
+    pub interval: i64,
+    /// When it began to fail.
+    pub failing_since: Option<Millis>,
+}
+
+impl RetryTimings {
+    /// When it may be tried again; `None` if it may be now.
+    #[must_use]
+    pub fn due(&self, now: Millis) -> Option<Millis> {
+        let due = self.last_tried.plus(self.interval);
+        (self.last_tried.0 != 0 && due > now).then_some(due)
+    }
+}
+
+/// What the database knows of a destination.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DestinationRecord {
+    /// `last_successful_stream_ordering`.
+    pub last_successful: Option<StreamOrdering>,
+    /// Its back-off.
+    pub retry: RetryTimings,
+    /// The lowest of its `destination_rooms.stream_ordering` above `last_successful` (of all, if that is absent): it is
+    /// owed something.
+    pub owed_from: Option<StreamOrdering>,
+    /// It has rows in the sticky backlog.
+    pub has_backlog: bool,
+}
+
+/// One room of a destination in catch-up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwedRoom {
+    /// The room.
+    pub room_id: RoomId,
+    /// `destination_rooms.stream_ordering`.
+    pub stream_ordering: StreamOrdering,
+    /// The event there; absent if it was purged.
+    pub event_id: Option<EventId>,
+}
+
+/// What the ledger has the database remember, in one transaction.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The event cursor.
+    pub cursor: StreamOrdering,
+    /// The cursor into current-state deltas.
+    pub delta_cursor: Option<StreamOrdering>,
+    /// `last_successful_stream_ordering` of destinations where it changed. Written as given.
+    pub last_successful: Vec<(ServerName, StreamOrdering)>,
+    /// `destination_rooms` rows; the greater of old and new stays.
+    pub owed: Vec<(ServerName, RoomId, StreamOrdering)>,
+}
+
+/// Where an instance resumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventCursor {
+    /// All events up to here are accepted or on record.
+    pub position: StreamOrdering,
+    /// Burdock wrote this position and every `last_successful` of our destinations since, so what lies at or below a
+    /// destination's `last_successful` was accepted by it.
+    pub ours: bool,
+    /// Where to resume in current-state deltas; absent on the very first start.
+    pub deltas: Option<StreamOrdering>,
+}
+
+/// A row of the sticky backlog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BacklogRow {
+    /// The room.
+    pub room_id: RoomId,
+    /// Our sticky events of the room at or above this may be unsent.
+    pub position: StickyPosition,
+    /// The newest join event of one of the destination's users in the room, if we received it lately: the destination
+    /// may still be busy joining.
+    pub recent_join: Option<EventId>,
+}
+
+/// What to send of a room's backlog.
+#[derive(Debug, Clone)]
+pub struct BacklogPage {
+    /// Ascending. Alive, ours, not redacted, not soft-failed, sender not erased.
+    pub events: Vec<(StickyPosition, StoredEvent)>,
+    /// The position that stands for "nothing at or below here is left": above the last one read, whether it is in
+    /// `events` or was left out.
+    pub next: StickyPosition,
+    /// The destination has a joined user in the room.
+    pub joined: bool,
+}
+
+/// A server that a state change brought into a room.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NewServer {
+    /// The server.
+    pub server: ServerName,
+    /// The room.
+    pub room_id: RoomId,
+}
+
+/// A row of the `caches` stream that we wrote and must now publish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheRow {
+    /// Its position.
+    pub token: Token,
+    /// The destination whose timings changed.
+    pub destination: ServerName,
+    /// When, as written.
+    pub at: Millis,
+    /// Who wrote it: our name.
+    pub writer: InstanceName,
+}

@@ -1,0 +1,1 @@
+//! How to talk to one remote server.
