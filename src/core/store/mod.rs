@@ -83,6 +83,8 @@ pub struct DestinationRecord {
     /// The lowest of its `destination_rooms.stream_ordering` above `last_successful` (of all, if that is absent): it is
     /// owed something.
     pub owed_from: Option<StreamOrdering>,
+    /// The highest of them.
+    pub owed_up_to: Option<StreamOrdering>,
     /// It has rows in the sticky backlog.
     pub has_backlog: bool,
 }
