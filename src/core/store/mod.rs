@@ -2,6 +2,19 @@
 //!
 //! No `sqlx` type leaves this folder.
 
+mod deltas;
+mod error;
+mod events;
+mod pool;
+mod state;
+
+pub use self::{
+    deltas::{DeltaScan, MemberDelta},
+    error::StoreError,
+    pool::Store,
+    state::HostChanges,
+};
+
 use crate::core::{
     clock::Millis,
     id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
