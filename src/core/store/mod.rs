@@ -6,18 +6,23 @@ mod backlog;
 mod backlog_record;
 mod catch_up;
 mod checkpoint;
+mod deltas;
 mod destinations;
 mod error;
+mod events;
 mod lock;
 mod pool;
 mod positions;
 mod schema;
+mod state;
 mod streams;
 
 pub use self::{
+    deltas::{DeltaScan, MemberDelta},
     error::StoreError,
     lock::InstanceLock,
     pool::Store,
+    state::HostChanges,
     streams::{CacheInvalidation, StreamTable},
 };
 use crate::core::{
