@@ -7,6 +7,7 @@ pub mod event;
 pub mod id;
 pub mod replication;
 pub mod room_version;
+pub mod shutdown;
 pub mod signing;
 pub mod state;
 pub mod store;

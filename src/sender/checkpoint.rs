@@ -69,7 +69,7 @@ impl Sender {
             let outcome = self.write_checkpoint().await;
             self.checkpoints.ended.send_modify(|ended| *ended += 1);
             match outcome {
-                Err(error @ StoreError::TakenOver(_)) => {
+                Err(error @ StoreError::TakenOver) => {
                     error!(%error, "stopping");
                     return Err(error);
                 }

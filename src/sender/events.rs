@@ -17,7 +17,7 @@ use crate::core::{
     clock,
     event::{self, ParsedEvent},
     id::{RoomId, ServerName, StreamOrdering},
-    state::recipients::{self, EventFacts, RecipientsError},
+    state::recipients::{self, EventFacts, RecipientsError, joined_hosts_now},
     store::{StoreError, StoredEvent},
 };
 
@@ -159,7 +159,7 @@ impl EventLoop {
                     }
                     entries.push(entry);
                 }
-                Err(RecipientsError::Store(error)) => return Err(error), // the page is read again, whole
+                Err(RecipientsError::Store(error)) if error.may_pass() => return Err(error), // the page is read again, whole
                 Err(error) => {
                     if !waits {
                         warn!(event_id = %event.event_id, %error, "its hosts are not known yet");
@@ -224,7 +224,7 @@ impl EventLoop {
             while let Some(Undecided { event, parsed, since }) = waiting.front() {
                 let hosts = match sender.hosts(event, parsed).await {
                     Ok(hosts) => hosts,
-                    Err(RecipientsError::Store(error)) => return Err(error),
+                    Err(RecipientsError::Store(error)) if error.may_pass() => return Err(error),
                     Err(error) if since.elapsed() < HOSTS_PATIENCE => {
                         debug!(event_id = %event.event_id, %error, "its hosts are still not known");
                         break;
@@ -232,7 +232,7 @@ impl EventLoop {
                     Err(error) => {
                         warn!(event_id = %event.event_id, %error, "sent to the servers joined now instead");
                         sender.metrics.hosts_fallback.inc();
-                        recipients::joined_hosts_now(&sender.store, &room).await?
+                        joined_hosts_now(&sender.store, &room).await?
                     }
                 };
                 let entry = sender.entry(event, parsed.clone(), hosts);

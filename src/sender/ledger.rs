@@ -239,8 +239,20 @@ impl Ledger {
         step
     }
 
-    /// The task ends although there may be something to do later.
-    pub fn retire(&mut self, name: &ServerName) {
+    /// The waiting task ends although there is something to do later. Returns whether it may: not if it was woken
+    /// meanwhile.
+    pub fn retire(&mut self, name: &ServerName) -> bool {
+        let Some(known) = self.destinations.get_mut(name) else { return true };
+        if known.activity == Activity::Working {
+            return false;
+        }
+        known.activity = Activity::None;
+        true
+    }
+
+    /// The task ended in the middle of a step. What it had in flight goes back, and another may be started after a while.
+    pub fn failed_task(&mut self, name: &ServerName, until: Instant) {
+        self.paused(name, until);
         if let Some(known) = self.destinations.get_mut(name) {
             known.activity = Activity::None;
         }

@@ -91,9 +91,7 @@ impl Drop for Worker {
         drop(nudges);
         if std::thread::panicking() {
             error!(destination = %self.name, "the destination's task failed; it rests for a while");
-            let mut ledger = self.sender.ledger.lock();
-            ledger.paused(&self.name, Instant::now() + PAUSE);
-            ledger.retire(&self.name);
+            self.sender.ledger.lock().failed_task(&self.name, Instant::now() + PAUSE);
         }
     }
 }

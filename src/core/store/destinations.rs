@@ -21,13 +21,17 @@ impl Store {
     ) -> Result<HashMap<ServerName, DestinationRecord>, StoreError> {
         let rows = sqlx::query(
             "SELECT n.name, d.last_successful_stream_ordering, d.retry_last_ts, d.retry_interval, d.failure_ts, \
-                    (SELECT min(r.stream_ordering) FROM destination_rooms r \
-                     WHERE r.destination = n.name \
-                       AND (d.last_successful_stream_ordering IS NULL \
-                            OR r.stream_ordering > d.last_successful_stream_ordering)) AS owed_from, \
+                    owed.owed_from, owed.owed_up_to, \
                     EXISTS (SELECT FROM destination_rooms_sticky_events_backlog b WHERE b.destination = n.name) \
                         AS has_backlog \
-             FROM unnest($1::text[]) AS n (name) LEFT JOIN destinations d ON d.destination = n.name",
+             FROM unnest($1::text[]) AS n (name) \
+             LEFT JOIN destinations d ON d.destination = n.name \
+             CROSS JOIN LATERAL ( \
+                 SELECT min(r.stream_ordering) AS owed_from, max(r.stream_ordering) AS owed_up_to \
+                 FROM destination_rooms r \
+                 WHERE r.destination = n.name \
+                   AND (d.last_successful_stream_ordering IS NULL \
+                        OR r.stream_ordering > d.last_successful_stream_ordering)) AS owed",
         )
         .bind(names.iter().map(ServerName::as_str).collect::<Vec<_>>())
         .fetch_all(&self.pool)
@@ -138,6 +142,7 @@ fn record(row: &PgRow) -> Result<DestinationRecord, StoreError> {
             failing_since: number("failure_ts")?.map(Millis),
         },
         owed_from: number("owed_from")?.map(StreamOrdering),
+        owed_up_to: number("owed_up_to")?.map(StreamOrdering),
         has_backlog: row.try_get("has_backlog")?,
     })
 }

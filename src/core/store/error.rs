@@ -34,6 +34,14 @@ pub enum StoreError {
     AlreadyRunning(i32),
 }
 
+impl StoreError {
+    /// Whether the same question may be answered later: nothing is wrong with what was asked about.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Conflict(_))
+    }
+}
+
 /// SQLSTATEs that a repetition of the whole transaction can cure.
 const TRANSIENT: [&str; 3] = [
     "40001", // serialization_failure

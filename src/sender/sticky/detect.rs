@@ -8,7 +8,7 @@ use crate::{
     core::{
         clock,
         id::{RoomId, ServerName, StickyPosition, StreamOrdering},
-        state::recipients,
+        state::{new_servers::new_servers, recipients::joined_hosts_now},
         store::{NewServer, StoreError},
     },
     sender::{Sender, ledger::Entry},
@@ -26,7 +26,7 @@ impl Sender {
         up_to: StreamOrdering,
     ) -> Result<(), StoreError> {
         while *deltas < up_to {
-            let scan = self.store.new_servers(*deltas, up_to, clock::now().wall).await?;
+            let scan = new_servers(&self.store, *deltas, up_to, clock::now().wall).await?;
             let found: Vec<NewServer> =
                 scan.found.into_iter().filter(|found| self.may_send_to(&found.server)).collect();
             if !found.is_empty() {
@@ -51,7 +51,7 @@ impl Sender {
         for entry in entries {
             let Some(position) = positions.get(&entry.pdu.pdu.event_id) else { continue };
             let room = &entry.pdu.pdu.room_id;
-            let now_joined = recipients::joined_hosts_now(&self.store, room).await?;
+            let now_joined = joined_hosts_now(&self.store, room).await?;
             let left_out = now_joined
                 .into_iter()
                 .filter(|server| !entry.destinations.contains(server) && self.may_send_to(server));

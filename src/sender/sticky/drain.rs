@@ -50,27 +50,27 @@ impl Worker {
 
     async fn push(&self, room: &RoomId, position: StickyPosition, unlisted: u32) -> Result<(), StoreError> {
         let store = &self.sender.store;
-        if !store.server_in_room(&self.name, room).await? {
+        let limit = i64::try_from(PDU_LIMIT).unwrap_or(i64::MAX);
+        let page = store.backlog_items(&self.name, room, position, clock::now().wall, limit).await?;
+        if !page.joined {
             info!(destination = %self.name, %room, "no longer in the room; its sticky backlog is dropped");
             store.drop_backlog(&self.name, room, position).await?;
             self.finished(room);
             return Ok(());
         }
-        let limit = i64::try_from(PDU_LIMIT).unwrap_or(i64::MAX);
-        let items = store.backlog_items(&self.name, room, position, clock::now().wall, limit).await?;
-        let Some(last) = items.last().map(|(position, ..)| *position) else {
+        let Some(last) = page.items.last().map(|item| item.position) else {
             // The row goes with the next look at the table, unless something was added meanwhile.
             self.finished(room);
             self.sender.ledger.lock().backlog_recorded(&self.name, None, clock::now());
             return Ok(());
         };
-        let sendable: Vec<_> = items.iter().filter(|(.., sendable)| *sendable).cloned().collect();
-        let ids: Vec<_> = sendable.iter().map(|(_, id, _)| id.clone()).collect();
+        let sendable: Vec<_> = page.items.into_iter().filter(|item| item.sendable).collect();
+        let ids: Vec<_> = sendable.iter().map(|item| item.event_id.clone()).collect();
         let events = store.events_by_id(&ids).await?;
         let mut pdus: Vec<(StickyPosition, Pdu)> = vec![];
-        for (at, id, _) in &sendable {
-            let event = events.iter().find(|event| event.event_id == *id && !event.redacted);
-            pdus.extend(event.and_then(encode).map(|(_, pdu)| (*at, pdu)));
+        for item in &sendable {
+            let event = events.iter().find(|event| event.event_id == item.event_id && !event.redacted);
+            pdus.extend(event.and_then(encode).map(|(_, pdu)| (item.position, pdu)));
         }
         let within = self.fit(&mut pdus);
         let end = if within { StickyPosition(last.0 + 1) } else { StickyPosition(pdus[pdus.len() - 1].0.0 + 1) };

@@ -2,3 +2,5 @@
 //! just joined included (MSC4354).
 
 pub mod backlog;
+mod detect;
+mod drain;
