@@ -68,32 +68,52 @@ pub enum EventProbe {
     Other(String),
 }
 
+/// What follows from a try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AfterTry {
+    /// Nothing: what was sent was accepted.
+    Done,
+    /// Not accepted, so it stays owed; but the server is up, so there is no back-off.
+    Unreadable,
+    /// The server is busy, as a rule with an earlier transaction of ours: the same again, shortly.
+    Busy,
+    /// Another try within the attempt, with the same id and bytes, may help. If none does: back-off.
+    Retry,
+    /// It may be about the size or content of what was sent: fewer PDUs may pass.
+    Content,
+    /// The attempt failed: back-off.
+    GiveUp,
+}
+
 impl Outcome {
-    /// Another try within the same attempt, with the same id and bytes, may help.
+    /// What follows for the attempt.
     ///
-    /// | outcome | again in this attempt | back-off after it |
-    /// |---|---|---|
-    /// | accepted | no | no |
-    /// | unreadable | no | no |
-    /// | refused: 429, 5xx | yes | yes |
-    /// | refused: any other status | no | yes |
-    /// | failed | yes | yes |
+    /// | outcome | follows |
+    /// |---|---|
+    /// | accepted | [`AfterTry::Done`] |
+    /// | 2xx, unreadable | [`AfterTry::Unreadable`] |
+    /// | 429 | [`AfterTry::Busy`] |
+    /// | 5xx, no answer | [`AfterTry::Retry`] |
+    /// | 400, 413 | [`AfterTry::Content`] |
+    /// | any other status | [`AfterTry::GiveUp`] |
     #[must_use]
-    pub fn may_be_retried(&self) -> bool {
+    pub fn after(&self) -> AfterTry {
         match self {
-            Self::Accepted(_) | Self::Unreadable { .. } => false,
-            Self::Refused { status, .. } => *status == 429 || *status >= 500,
-            Self::Failed { .. } => true,
+            Self::Accepted(_) => AfterTry::Done,
+            Self::Unreadable { .. } => AfterTry::Unreadable,
+            Self::Refused { status: 429, .. } => AfterTry::Busy,
+            Self::Refused { status: 500.., .. } | Self::Failed { .. } => AfterTry::Retry,
+            Self::Refused { status: 400 | 413, .. } => AfterTry::Content,
+            Self::Refused { .. } => AfterTry::GiveUp,
         }
     }
 
-    /// Unless a later try within the attempt succeeds, the server is to be left alone for a while. (Table above.) A
-    /// server whose answer cannot be read is up, so it gets no back-off; yet what was sent stays owed.
+    /// How long the server asks to be left alone.
     #[must_use]
-    pub fn backs_off(&self) -> bool {
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Accepted(_) | Self::Unreadable { .. } => false,
-            Self::Refused { .. } | Self::Failed { .. } => true,
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
         }
     }
 
@@ -186,21 +206,22 @@ mod tests {
 
     #[test]
     fn what_follows_from_each_outcome() {
-        let verdict = |outcome: &Outcome| (outcome.may_be_retried(), outcome.backs_off());
         let failed = Outcome::Failed {
             stage: Stage::Connect,
             detail: String::new(),
         };
-        assert_eq!(verdict(&Outcome::Accepted(Accepted::default())), (false, false));
-        assert_eq!(verdict(&Outcome::of_success(200, None, b"{}")), (false, false));
-        assert_eq!(verdict(&failed), (true, true));
-        for status in [429, 500, 502, 503, 504, 599] {
-            assert_eq!(verdict(&refused(status)), (true, true), "{status}");
+        assert_eq!(Outcome::Accepted(Accepted::default()).after(), AfterTry::Done);
+        assert_eq!(Outcome::of_success(200, None, b"{}").after(), AfterTry::Unreadable);
+        assert_eq!(failed.after(), AfterTry::Retry);
+        assert_eq!(refused(429).after(), AfterTry::Busy);
+        for status in [500, 502, 503, 504, 599] {
+            assert_eq!(refused(status).after(), AfterTry::Retry, "{status}");
         }
-        for status in [
-            101, 300, 301, 302, 307, 308, 400, 401, 403, 404, 405, 408, 413, 422, 499,
-        ] {
-            assert_eq!(verdict(&refused(status)), (false, true), "{status}");
+        for status in [400, 413] {
+            assert_eq!(refused(status).after(), AfterTry::Content, "{status}");
+        }
+        for status in [101, 300, 301, 302, 307, 308, 401, 403, 404, 405, 408, 422, 499] {
+            assert_eq!(refused(status).after(), AfterTry::GiveUp, "{status}");
         }
     }
 

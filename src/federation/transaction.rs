@@ -130,6 +130,20 @@ impl Accepted {
         });
         Some(Self { results })
     }
+
+    /// Whether the destination said anything of that event, be it an error.
+    #[must_use]
+    pub fn lists(&self, event_id: &EventId) -> bool {
+        self.results
+            .as_ref()
+            .is_some_and(|results| results.contains_key(event_id))
+    }
+
+    /// The events that it gave an error for, with that.
+    pub fn errors(&self) -> impl Iterator<Item = (&EventId, &str)> {
+        let results = self.results.iter().flatten();
+        results.filter_map(|(event_id, error)| Some((event_id, error.as_deref()?)))
+    }
 }
 
 /// The text of an error, which should be a string but need not be.

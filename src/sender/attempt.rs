@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info, warn};
 
 use super::{Sender, backoff};
 use crate::{
     core::{clock, id::ServerName, store::RetryTimings},
     federation::{
-        client::{AfterTry, Outcome},
+        outcome::{AfterTry, Outcome},
         transaction::{Accepted, Body},
     },
 };
@@ -34,7 +37,7 @@ impl Sender {
     ///
     /// All tries repeat id and bytes, so a receiver that took an earlier one answers from memory.
     pub(super) async fn attempt(&self, destination: &ServerName, body: &Body, nudge: &Notify) -> Attempt {
-        let transaction = self.transaction_ids.next();
+        let transaction = self.transaction_ids.next_id();
         let mut retries = 0;
         let mut busy = 0;
         loop {
@@ -43,7 +46,7 @@ impl Sender {
                 () = self.shutdown.stop.cancelled() => return Attempt::Interrupted,
             };
             let wait = match (outcome.after(), outcome) {
-                (_, Outcome::Accepted(accepted)) => {
+                (AfterTry::Done, Outcome::Accepted(accepted)) => {
                     self.metrics.transactions_sent.inc();
                     self.succeeded(destination).await;
                     return Attempt::Accepted(accepted);
@@ -66,7 +69,7 @@ impl Sender {
                     warn!(%destination, transaction, ?outcome, "answer not readable");
                     return Attempt::Unreadable;
                 }
-                (AfterTry::GiveUp, outcome) => {
+                (AfterTry::GiveUp | AfterTry::Done, outcome) => {
                     info!(%destination, transaction, ?outcome, "attempt failed");
                     return Attempt::Failed;
                 }
@@ -110,13 +113,21 @@ impl Sender {
     ///
     /// With the database away the process keeps to what it knows itself; the next step writes again.
     async fn write_retry(&self, destination: &ServerName, timings: RetryTimings) {
+        // One at a time: readers throw away a row that is published after one with a higher position.
+        let Ok(_turn) = timeout(RETRY_WRITE_PATIENCE, self.retry_writes.lock()).await else {
+            warn!(%destination, "back-off not written: the database is slow");
+            return;
+        };
         match self.store.set_retry(destination, timings, clock::now().wall).await {
-            Ok(Some(row)) => self.publisher.cache_row(row),
+            Ok(Some(row)) => self.publisher.cache_row(&row),
             Ok(None) => {}
             Err(error) => warn!(%destination, %error, "back-off not written"),
         }
     }
 }
+
+/// How long a back-off waits to be written. It is known in memory anyway.
+const RETRY_WRITE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A pause after which an attempt that came to nothing is made anew.
 pub(super) const PAUSE: Duration = Duration::from_secs(30);

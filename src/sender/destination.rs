@@ -522,3 +522,6 @@ impl Destination {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,7 +17,7 @@ use crate::core::{
     clock,
     event::{self, ParsedEvent},
     id::{RoomId, ServerName, StreamOrdering},
-    state::recipients::{self, EventFacts, RecipientsError, joined_hosts_now},
+    state::recipients::{self, EventFacts, RecipientsError},
     store::{StoreError, StoredEvent},
 };
 
@@ -232,7 +232,7 @@ impl EventLoop {
                     Err(error) => {
                         warn!(event_id = %event.event_id, %error, "sent to the servers joined now instead");
                         sender.metrics.hosts_fallback.inc();
-                        joined_hosts_now(&sender.store, &room).await?
+                        sender.store.joined_hosts_now(&room).await?
                     }
                 };
                 let entry = sender.entry(event, parsed.clone(), hosts);

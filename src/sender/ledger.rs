@@ -242,7 +242,9 @@ impl Ledger {
     /// The waiting task ends although there is something to do later. Returns whether it may: not if it was woken
     /// meanwhile.
     pub fn retire(&mut self, name: &ServerName) -> bool {
-        let Some(known) = self.destinations.get_mut(name) else { return true };
+        let Some(known) = self.destinations.get_mut(name) else {
+            return true;
+        };
         if known.activity == Activity::Working {
             return false;
         }

@@ -96,6 +96,8 @@ struct Sender {
     metrics: Arc<Metrics>,
     /// The destinations' tasks.
     tracker: TaskTracker,
+    /// Whose turn it is to write a back-off.
+    retry_writes: tokio::sync::Mutex<()>,
     look_at_deltas: Notify,
     scan_now: Notify,
     shutdown: Shutdown,
@@ -159,6 +161,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         transaction_ids: parts.transaction_ids,
         rng: Mutex::new(parts.rng),
         tracker: TaskTracker::new(),
+        retry_writes: tokio::sync::Mutex::default(),
         look_at_deltas: Notify::new(),
         scan_now: Notify::new(),
     });

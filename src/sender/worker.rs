@@ -91,7 +91,10 @@ impl Drop for Worker {
         drop(nudges);
         if std::thread::panicking() {
             error!(destination = %self.name, "the destination's task failed; it rests for a while");
-            self.sender.ledger.lock().failed_task(&self.name, Instant::now() + PAUSE);
+            self.sender
+                .ledger
+                .lock()
+                .failed_task(&self.name, Instant::now() + PAUSE);
         }
     }
 }

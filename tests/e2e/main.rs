@@ -58,7 +58,9 @@ impl Bench {
                 *rig = Some(Rig::start(services.clone()).await.context("the rig did not start")?);
             }
             let rig = rig.as_ref().context("no rig")?;
-            rig.heal().await.context("the rig could not be put right after the last case")?;
+            rig.heal()
+                .await
+                .context("the rig could not be put right after the last case")?;
             let start = Instant::now();
             let outcome = match tokio::time::timeout(case.deadline, (case.run)(rig)).await {
                 Ok(outcome) => outcome,

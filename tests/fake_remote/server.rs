@@ -115,7 +115,10 @@ impl FakeServer {
         } else if let Some(event_id) = path.strip_prefix("/_matrix/federation/v1/event/") {
             Some(self.event(event_id))
         } else {
-            Some(serve::json(404, &json!({ "errcode": "M_UNRECOGNIZED", "error": "not served here" })))
+            Some(serve::json(
+                404,
+                &json!({ "errcode": "M_UNRECOGNIZED", "error": "not served here" }),
+            ))
         }
     }
 
@@ -144,7 +147,10 @@ impl FakeServer {
                 200,
                 &json!({ "origin": self.name(), "origin_server_ts": event["origin_server_ts"], "pdus": [event] }),
             ),
-            None => serve::json(404, &json!({ "errcode": "M_NOT_FOUND", "error": "Could not find event" })),
+            None => serve::json(
+                404,
+                &json!({ "errcode": "M_NOT_FOUND", "error": "Could not find event" }),
+            ),
         }
     }
 
@@ -152,7 +158,10 @@ impl FakeServer {
         let open = match self.record.begin(request) {
             Ok(open) => open,
             Err(problem) => {
-                return Some(serve::json(401, &json!({ "errcode": "M_UNAUTHORIZED", "error": problem })));
+                return Some(serve::json(
+                    401,
+                    &json!({ "errcode": "M_UNAUTHORIZED", "error": problem }),
+                ));
             }
         };
         let mode = self.state.lock().mode;
@@ -162,7 +171,10 @@ impl FakeServer {
             Mode::HangUp => return None,
             Mode::Stall => std::future::pending().await,
             Mode::Refuse(status) => {
-                return Some(serve::json(status, &json!({ "errcode": "M_UNKNOWN", "error": "refused on purpose" })));
+                return Some(serve::json(
+                    status,
+                    &json!({ "errcode": "M_UNKNOWN", "error": "refused on purpose" }),
+                ));
             }
         }
         let joining = self.state.lock().joining.clone();
@@ -172,7 +184,11 @@ impl FakeServer {
             .filter(|pdu| mode != Mode::Unlisted && !joining.contains(&pdu.room_id))
             .map(|pdu| pdu.event_id)
             .collect();
-        let result = if mode == Mode::PduErrors { json!({ "error": "refused on purpose" }) } else { json!({}) };
+        let result = if mode == Mode::PduErrors {
+            json!({ "error": "refused on purpose" })
+        } else {
+            json!({})
+        };
         let results: HashMap<_, _> = listed.iter().map(|id| (id, &result)).collect();
         let answer = serve::json(200, &json!({ "pdus": results }));
         open.accepted(&listed);
@@ -202,7 +218,8 @@ impl Servers {
 
 impl Site for Servers {
     fn is_up(&self, local: SocketAddr) -> bool {
-        self.at(local).is_some_and(|server| server.state.lock().mode != Mode::Down)
+        self.at(local)
+            .is_some_and(|server| server.state.lock().mode != Mode::Down)
     }
 
     async fn answer(&self, local: SocketAddr, request: Request<Bytes>) -> Option<Answer> {

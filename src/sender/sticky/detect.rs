@@ -8,7 +8,7 @@ use crate::{
     core::{
         clock,
         id::{RoomId, ServerName, StickyPosition, StreamOrdering},
-        state::{new_servers::new_servers, recipients::joined_hosts_now},
+        state::new_servers::new_servers,
         store::{NewServer, StoreError},
     },
     sender::{Sender, ledger::Entry},
@@ -27,14 +27,21 @@ impl Sender {
     ) -> Result<(), StoreError> {
         while *deltas < up_to {
             let scan = new_servers(&self.store, *deltas, up_to, clock::now().wall).await?;
-            let found: Vec<NewServer> =
-                scan.found.into_iter().filter(|found| self.may_send_to(&found.server)).collect();
+            let found: Vec<NewServer> = scan
+                .found
+                .into_iter()
+                .filter(|found| self.may_send_to(&found.server))
+                .collect();
             if !found.is_empty() {
-                let recorded = self.store.record_new_servers(&found, scan.read_up_to, clock::now().wall).await?;
+                let recorded = self
+                    .store
+                    .record_new_servers(&found, scan.read_up_to, clock::now().wall)
+                    .await?;
                 for NewServer { server, room_id } in &recorded {
                     info!(destination = %server, room = %room_id, "new in the room: our sticky events are owed to it");
                 }
-                self.note_backlog(recorded.iter().map(|new| (&new.server, &new.room_id))).await?;
+                self.note_backlog(recorded.iter().map(|new| (&new.server, &new.room_id)))
+                    .await?;
             }
             *deltas = scan.read_up_to;
             self.ledger.lock().set_deltas(*deltas);
@@ -49,10 +56,12 @@ impl Sender {
         let positions = self.store.sticky_positions(&ids).await?;
         let mut missed: Vec<(ServerName, RoomId, StickyPosition)> = vec![];
         for entry in entries {
-            let Some(position) = positions.get(&entry.pdu.pdu.event_id) else { continue };
+            let Some(position) = positions.get(&entry.pdu.pdu.event_id) else {
+                continue;
+            };
             let room = &entry.pdu.pdu.room_id;
-            let now_joined = joined_hosts_now(&self.store, room).await?;
-            let left_out = now_joined
+            let joined_now = self.store.joined_hosts_now(room).await?;
+            let left_out = joined_now
                 .into_iter()
                 .filter(|server| !entry.destinations.contains(server) && self.may_send_to(server));
             missed.extend(left_out.map(|server| (server, room.clone(), *position)));
@@ -61,7 +70,8 @@ impl Sender {
             return Ok(());
         }
         self.store.record_missed(&missed).await?;
-        self.note_backlog(missed.iter().map(|(server, room, _)| (server, room))).await
+        self.note_backlog(missed.iter().map(|(server, room, _)| (server, room)))
+            .await
     }
 
     async fn note_backlog<'a>(

@@ -11,7 +11,7 @@ use crate::{
         store::StoreError,
     },
     federation::{
-        client::EventProbe,
+        outcome::EventProbe,
         transaction::{Accepted, Body},
     },
     sender::{
@@ -40,10 +40,17 @@ impl Worker {
                 let probe = sender.client.has_event(&self.name, &join).await;
                 debug!(destination = %self.name, %room, ?probe, "asked the joiner for its join");
                 let knows = !matches!(probe, EventProbe::NotFound);
-                sender.ledger.lock().backlog_probed(&self.name, &room, knows, clock::now());
+                sender
+                    .ledger
+                    .lock()
+                    .backlog_probed(&self.name, &room, knows, clock::now());
                 Ok(())
             }
-            BacklogStep::Push { room, position, unlisted } => self.push(&room, position, unlisted).await,
+            BacklogStep::Push {
+                room,
+                position,
+                unlisted,
+            } => self.push(&room, position, unlisted).await,
             BacklogStep::Wait(_) | BacklogStep::Nothing => Ok(()),
         }
     }
@@ -51,7 +58,9 @@ impl Worker {
     async fn push(&self, room: &RoomId, position: StickyPosition, unlisted: u32) -> Result<(), StoreError> {
         let store = &self.sender.store;
         let limit = i64::try_from(PDU_LIMIT).unwrap_or(i64::MAX);
-        let page = store.backlog_items(&self.name, room, position, clock::now().wall, limit).await?;
+        let page = store
+            .backlog_items(&self.name, room, position, clock::now().wall, limit)
+            .await?;
         if !page.joined {
             info!(destination = %self.name, %room, "no longer in the room; its sticky backlog is dropped");
             store.drop_backlog(&self.name, room, position).await?;
@@ -61,7 +70,10 @@ impl Worker {
         let Some(last) = page.items.last().map(|item| item.position) else {
             // The row goes with the next look at the table, unless something was added meanwhile.
             self.finished(room);
-            self.sender.ledger.lock().backlog_recorded(&self.name, None, clock::now());
+            self.sender
+                .ledger
+                .lock()
+                .backlog_recorded(&self.name, None, clock::now());
             return Ok(());
         };
         let sendable: Vec<_> = page.items.into_iter().filter(|item| item.sendable).collect();
@@ -69,11 +81,17 @@ impl Worker {
         let events = store.events_by_id(&ids).await?;
         let mut pdus: Vec<(StickyPosition, Pdu)> = vec![];
         for item in &sendable {
-            let event = events.iter().find(|event| event.event_id == item.event_id && !event.redacted);
+            let event = events
+                .iter()
+                .find(|event| event.event_id == item.event_id && !event.redacted);
             pdus.extend(event.and_then(encode).map(|(_, pdu)| (item.position, pdu)));
         }
         let within = self.fit(&mut pdus);
-        let end = if within { StickyPosition(last.0 + 1) } else { StickyPosition(pdus[pdus.len() - 1].0.0 + 1) };
+        let end = if within {
+            StickyPosition(last.0 + 1)
+        } else {
+            StickyPosition(pdus[pdus.len() - 1].0.0 + 1)
+        };
         if pdus.is_empty() {
             return self.moved(room, position, end, 0).await;
         }
@@ -200,7 +218,10 @@ impl Worker {
 
     fn finished(&self, room: &RoomId) {
         if let Some(since) = self.sender.ledger.lock().backlog_finished(&self.name, room) {
-            self.sender.metrics.join_to_last_sticky.observe(since.elapsed().as_secs_f64());
+            self.sender
+                .metrics
+                .join_to_last_sticky
+                .observe(since.elapsed().as_secs_f64());
         }
     }
 }

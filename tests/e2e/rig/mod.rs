@@ -61,8 +61,18 @@ impl Rig {
         let redis = Redis::start(dir.path()).await?;
         let (gate_port, fake_port) = (services::free_port()?, services::free_port()?);
         let (hs1, hs2) = tokio::try_join!(
-            Synapse::start(synapse::Role::Sending { redis: redis.port() }, dir.path(), &services, &http),
-            Synapse::start(synapse::Role::Receiving { public: gate_port }, dir.path(), &services, &http),
+            Synapse::start(
+                synapse::Role::Sending { redis: redis.port() },
+                dir.path(),
+                &services,
+                &http
+            ),
+            Synapse::start(
+                synapse::Role::Receiving { public: gate_port },
+                dir.path(),
+                &services,
+                &http
+            ),
         )?;
         let keys = [&hs1, &hs2].map(|hs| (hs.name.clone(), hs.identity.key.verifying_key()));
         let keys = Arc::new(HashMap::from(keys));
@@ -126,7 +136,10 @@ impl Rig {
     /// A public room of Alice's that Bob has joined.
     pub async fn shared_room(&self, options: RoomOptions) -> Result<String> {
         let room_id = self.alice.create_room(options).await?;
-        self.bob.join(&room_id, &self.hs1.name).await.context("Bob joins Alice's room")?;
+        self.bob
+            .join(&room_id, &self.hs1.name)
+            .await
+            .context("Bob joins Alice's room")?;
         Ok(room_id)
     }
 

@@ -5,12 +5,7 @@ use std::{path::PathBuf, process::Command, time::Duration};
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{
-    Rig,
-    process::Process,
-    services::free_port,
-    synapse::answers,
-};
+use super::{Rig, process::Process, services::free_port, synapse::answers};
 
 /// Whose sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,16 +45,26 @@ impl Rig {
         std::fs::write(&path, config.to_string())?;
 
         let (mut command, port, log) = match kind {
-            Kind::Burdock => (self.burdock_command(&path, name, listen)?, listen, format!("burdock-{name}")),
+            Kind::Burdock => (
+                self.burdock_command(&path, name, listen)?,
+                listen,
+                format!("burdock-{name}"),
+            ),
             Kind::Python => {
                 let mut command = Command::new(&self.services.python);
-                command.args(["-m", "synapse.app.generic_worker", "-c"]).arg(&self.hs1.config).arg("-c").arg(&path);
+                command
+                    .args(["-m", "synapse.app.generic_worker", "-c"])
+                    .arg(&self.hs1.config)
+                    .arg("-c")
+                    .arg(&path);
                 (command, worker, format!("python-{name}"))
             }
         };
         let mut process = Process::spawn(&self.dir(), &log, command.current_dir(self.dir()))?;
         let url = format!("http://127.0.0.1:{port}");
-        process.wait_until(Duration::from_secs(30), || answers(&self.hs1.http, &url)).await?;
+        process
+            .wait_until(Duration::from_secs(30), || answers(&self.hs1.http, &url))
+            .await?;
         Ok(Sender { process, kind })
     }
 
@@ -67,7 +72,14 @@ impl Rig {
         let own = self.dir().join(format!("{name}.toml"));
         std::fs::write(&own, format!("[listen]\naddress = \"127.0.0.1:{listen}\"\n"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_burdock"));
-        command.arg("run").arg("-c").arg(&self.hs1.config).arg("-c").arg(worker).arg("--config").arg(own);
+        command
+            .arg("run")
+            .arg("-c")
+            .arg(&self.hs1.config)
+            .arg("-c")
+            .arg(worker)
+            .arg("--config")
+            .arg(own);
         Ok(command)
     }
 }
@@ -76,7 +88,10 @@ impl Sender {
     /// Stops it as an operator would, and checks that it ends well.
     pub async fn stop(self) -> Result<()> {
         let status = self.process.stop().await?;
-        ensure!(status.success() || self.kind == Kind::Python, "Burdock ended with {status} after a SIGTERM");
+        ensure!(
+            status.success() || self.kind == Kind::Python,
+            "Burdock ended with {status} after a SIGTERM"
+        );
         Ok(())
     }
 

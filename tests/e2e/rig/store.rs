@@ -93,8 +93,10 @@ impl Store {
 
     /// An event's content.
     pub async fn content(&self, event_id: &str) -> Result<Value> {
-        let json: String =
-            sqlx::query_scalar("SELECT json FROM event_json WHERE event_id = $1").bind(event_id).fetch_one(&self.pool).await?;
+        let json: String = sqlx::query_scalar("SELECT json FROM event_json WHERE event_id = $1")
+            .bind(event_id)
+            .fetch_one(&self.pool)
+            .await?;
         let event: Value = serde_json::from_str(&json)?;
         Ok(event["content"].clone())
     }
