@@ -114,3 +114,109 @@ fn before_the_first(scan: &DeltaScan) -> HashMap<&RoomId, Present<'_>> {
     }
     rooms
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: StreamOrdering = StreamOrdering(i64::MAX);
+
+    /// Changes, as (position, room, user, joined).
+    fn scan(deltas: &[(i64, &str, &str, bool)], steady: &[(&str, &str)]) -> DeltaScan {
+        let delta = |&(position, room, user, joined): &(i64, &str, &str, bool)| crate::core::store::MemberDelta {
+            position: StreamOrdering(position),
+            room_id: room.into(),
+            user: user.to_owned(),
+            joined,
+        };
+        DeltaScan {
+            deltas: deltas.iter().map(delta).collect(),
+            steady: steady
+                .iter()
+                .map(|&(room, server)| (room.into(), server.into()))
+                .collect(),
+        }
+    }
+
+    fn found(scan: &DeltaScan, up_to: StreamOrdering) -> Vec<String> {
+        newly_joined(scan, &"us".into(), up_to)
+            .iter()
+            .map(|new| format!("{} {}", new.room_id, new.server))
+            .collect()
+    }
+
+    #[test]
+    fn the_first_user_of_a_server_makes_it_new() {
+        assert_eq!(found(&scan(&[(5, "!r", "@a:s", true)], &[("!r", "us")]), ALL), ["!r s"]);
+        assert!(
+            found(&scan(&[(5, "!r", "@a:s", true)], &[("!r", "s")]), ALL).is_empty(),
+            "another is there"
+        );
+        assert_eq!(
+            found(&scan(&[(5, "!r", "@a:s", true)], &[("!other", "s")]), ALL),
+            ["!r s"]
+        );
+        assert!(found(&scan(&[(5, "!r", "@nowhere", true)], &[]), ALL).is_empty());
+    }
+
+    #[test]
+    fn two_joins_seen_late_make_it_new_once() {
+        let two = [(5, "!r", "@a:s", true), (6, "!r", "@b:s", true)];
+        assert_eq!(found(&scan(&two, &[]), ALL), ["!r s"]);
+        let one_change = [(5, "!r", "@a:s", true), (5, "!r", "@b:s", true)];
+        assert_eq!(found(&scan(&one_change, &[]), ALL), ["!r s"]);
+        // Read in two stretches: the second join, beyond the first stretch, is no reason to think the server was there.
+        assert_eq!(found(&scan(&two, &[]), StreamOrdering(5)), ["!r s"]);
+    }
+
+    #[test]
+    fn a_join_that_is_undone_by_now_still_counts() {
+        assert_eq!(
+            found(&scan(&[(5, "!r", "@a:s", true), (6, "!r", "@a:s", false)], &[]), ALL),
+            ["!r s"]
+        );
+    }
+
+    #[test]
+    fn a_server_that_left_wholly_is_new_when_it_returns() {
+        let back = [(5, "!r", "@a:s", false), (6, "!r", "@a:s", true)];
+        assert_eq!(found(&scan(&back, &[]), ALL), ["!r s"]);
+        assert!(found(&scan(&back, &[("!r", "s")]), ALL).is_empty(), "another stayed");
+        let swapped = [
+            (5, "!r", "@b:s", true),
+            (6, "!r", "@a:s", false),
+            (7, "!r", "@a:s", true),
+        ];
+        assert!(
+            found(&scan(&swapped, &[]), ALL).is_empty(),
+            "a was there when b joined, b when a returned"
+        );
+    }
+
+    #[test]
+    fn the_change_that_brings_us_in_lists_who_was_there_before_us() {
+        let ours = [
+            (5, "!r", "@a:s", true),
+            (5, "!r", "@me:us", true),
+            (5, "!r", "@b:t", true),
+        ];
+        assert!(found(&scan(&ours, &[]), ALL).is_empty());
+        assert_eq!(
+            found(&scan(&ours, &[("!r", "us")]), ALL),
+            ["!r s", "!r t"],
+            "we were there: state was reset"
+        );
+        let later = [&ours[..], &[(6, "!r", "@c:u", true)]].concat();
+        assert_eq!(found(&scan(&later, &[]), ALL), ["!r u"]);
+    }
+
+    #[test]
+    fn our_own_server_is_never_new_and_rooms_are_apart() {
+        let deltas = [
+            (5, "!q", "@me:us", true),
+            (5, "!r", "@a:s", true),
+            (6, "!q", "@a:s", true),
+        ];
+        assert_eq!(found(&scan(&deltas, &[("!q", "us")]), ALL), ["!q s", "!r s"]);
+    }
+}
