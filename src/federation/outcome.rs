@@ -10,7 +10,7 @@ use super::transaction::Accepted;
 const MAX_TEXT_BYTES: usize = 300;
 
 /// A server's wish to be left alone is believed up to this.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(60 * 60);
+const MAX_RETRY_AFTER: Duration = Duration::from_hours(1);
 
 /// What came of one try to send a transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::config::Federation;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long an idle connection stays in the pool, and how many for one host.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(2);
 const IDLE_PER_HOST: usize = 5;
 
 /// The HTTP clients.

@@ -67,7 +67,7 @@ pub fn encode(text: &str) -> Result<String, CanonicalError> {
 pub fn push_string(out: &mut String, text: &str) {
     out.push('"');
     let mut rest = text;
-    while let Some(next) = rest.bytes().position(needs_care) {
+    while let Some(next) = find(rest.as_bytes(), needs_care) {
         let (plain, special) = rest.split_at(next);
         out.push_str(plain);
         let mut chars = special.chars();
@@ -83,6 +83,20 @@ pub fn push_string(out: &mut String, text: &str) {
 /// Bytes that end a plain run inside a string.
 fn needs_care(byte: u8) -> bool {
     byte < 0x20 || byte == b'"' || byte == b'\\'
+}
+
+/// Where the first byte is that `wanted` holds for. It goes in blocks, because those become vector instructions, and
+/// most of an event is long strings.
+fn find(bytes: &[u8], wanted: impl Fn(u8) -> bool) -> Option<usize> {
+    let (blocks, _) = bytes.as_chunks::<16>();
+    let clear = blocks
+        .iter()
+        .take_while(|block| !block.iter().fold(false, |any, &byte| any | wanted(byte)));
+    let start = clear.count() * 16;
+    bytes[start..]
+        .iter()
+        .position(|&byte| wanted(byte))
+        .map(|at| start + at)
 }
 
 fn push_escaped(out: &mut String, c: char) {
@@ -268,7 +282,7 @@ impl Encoder<'_> {
         self.at += 1;
         self.out.push('"');
         loop {
-            let run = self.bytes[self.at..].iter().position(|&b| needs_care(b));
+            let run = find(&self.bytes[self.at..], needs_care);
             let end = self.at + run.ok_or(CanonicalError::Syntax { at: self.bytes.len() })?;
             self.out.push_str(&self.text[self.at..end]);
             self.at = end;

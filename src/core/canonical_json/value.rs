@@ -98,7 +98,7 @@ fn string_len(text: &str) -> Option<usize> {
     let bytes = text.strip_prefix('"')?.as_bytes();
     let mut at = 0;
     loop {
-        at += bytes.get(at..)?.iter().position(|&b| b == b'"' || b == b'\\')?;
+        at += super::find(bytes.get(at..)?, |b| b == b'"' || b == b'\\')?;
         if bytes[at] == b'"' {
             return Some(at + 2);
         }

@@ -14,6 +14,26 @@ use crate::core::{
     room_version::{EventFormat, RoomVersion},
 };
 
+/// The top-level keys that survive, in canonical order; three of them only before version 11.
+const KEPT: &[&str] = &[
+    "auth_events",
+    "content",
+    "depth",
+    "event_id",
+    "hashes",
+    "membership",
+    "origin",
+    "origin_server_ts",
+    "prev_events",
+    "prev_state",
+    "room_id",
+    "sender",
+    "signatures",
+    "state_key",
+    "type",
+    "unsigned",
+];
+
 /// What the redacted form is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum For {
@@ -25,34 +45,20 @@ pub(super) enum For {
 
 /// Writes the redacted form of the event `root`.
 pub(super) fn write(out: &mut String, root: Value<'_>, kind: &str, version: RoomVersion, purpose: For) {
+    let mut members = root.members().into_iter().flatten().peekable();
     let mut object = ObjectWriter::new(out);
-    for key in [
-        "auth_events",
-        "content",
-        "depth",
-        "event_id",
-        "hashes",
-        "membership",
-        "origin",
-        "origin_server_ts",
-        "prev_events",
-        "prev_state",
-        "room_id",
-        "sender",
-        "signatures",
-        "state_key",
-        "type",
-        "unsigned",
-    ] {
-        match key {
+    for key in KEPT {
+        while members.next_if(|(name, _)| name < key).is_some() {}
+        let value = members.next_if(|(name, _)| name == key).map(|(_, value)| value);
+        match *key {
             "membership" | "origin" | "prev_state" if version.has_updated_redaction_rules() => {}
             "room_id" if version.format() == EventFormat::V4 && kind == "m.room.create" => {}
             "signatures" | "unsigned" if purpose == For::Hash => {}
-            "signatures" => object.raw(key, root.get(key).map_or("{}", Value::text)),
-            "unsigned" => write_unsigned(&mut object, root.get(key), UNSIGNED_REDACTED),
-            "content" => write_content(&mut object, root.get(key), kind, version),
+            "signatures" => object.raw(key, value.map_or("{}", Value::text)),
+            "unsigned" => write_unsigned(&mut object, value, UNSIGNED_REDACTED),
+            "content" => write_content(&mut object, value, kind, version),
             _ => {
-                if let Some(value) = root.get(key) {
+                if let Some(value) = value {
                     object.raw(key, value.text());
                 }
             }

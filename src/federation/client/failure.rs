@@ -29,7 +29,7 @@ impl Failure {
             Stage::Timeout
         } else if error.is_dns() {
             Stage::Lookup
-        } else if chain(&error).any(|error| error.is::<rustls::Error>()) {
+        } else if chain(&error).any(<dyn Error>::is::<rustls::Error>) {
             Stage::Tls
         } else if error.is_connect() {
             Stage::Connect

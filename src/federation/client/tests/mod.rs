@@ -195,7 +195,7 @@ async fn a_long_refusal_is_not_read_to_its_end() {
             return ok();
         }
         let mut reply = b"HTTP/1.1 500 Oh\r\nContent-Length: 100000000\r\n\r\n".to_vec();
-        reply.extend([b' '; 100_000]);
+        reply.extend(vec![b' '; 100_000]);
         Reply::Stall(reply)
     })
     .await;
