@@ -103,18 +103,27 @@ pub fn redacted(event: &Value, version: u32) -> Value {
 }
 
 fn content_hash(event: &Value) -> String {
-    let hashed = without(event, &["age_ts", "unsigned", "signatures", "hashes", "outlier", "destinations"]);
+    let hashed = without(
+        event,
+        &["age_ts", "unsigned", "signatures", "hashes", "outlier", "destinations"],
+    );
     STANDARD_NO_PAD.encode(Sha256::digest(canonical(&hashed)))
 }
 
 /// An event's id.
 pub fn event_id(event: &Value, version: u32) -> String {
-    let hashed = without(&redacted(event, version), &["signatures", "unsigned", "age_ts", "event_id"]);
+    let hashed = without(
+        &redacted(event, version),
+        &["signatures", "unsigned", "age_ts", "event_id"],
+    );
     format!("${}", URL_SAFE_NO_PAD.encode(Sha256::digest(canonical(&hashed))))
 }
 
 fn signed_bytes(event: &Value, version: u32) -> Vec<u8> {
-    canonical(&without(&redacted(event, version), &["signatures", "unsigned", "age_ts"]))
+    canonical(&without(
+        &redacted(event, version),
+        &["signatures", "unsigned", "age_ts"],
+    ))
 }
 
 /// Gives an event its content hash and `identity`'s signature.
@@ -135,10 +144,19 @@ pub fn verify(event: &Value, version: u32, keys: &Keys) -> Result<(), String> {
     let Some(key) = keys.get(server) else {
         return Ok(());
     };
-    let signatures = event["signatures"][server].as_object().ok_or("not signed by its sender's server")?;
+    let signatures = event["signatures"][server]
+        .as_object()
+        .ok_or("not signed by its sender's server")?;
     let message = signed_bytes(event, version);
-    let good = signatures.values().filter_map(Value::as_str).any(|signature| verifies(key, &message, signature));
-    if good { Ok(()) } else { Err("its signature is wrong".to_owned()) }
+    let good = signatures
+        .values()
+        .filter_map(Value::as_str)
+        .any(|signature| verifies(key, &message, signature));
+    if good {
+        Ok(())
+    } else {
+        Err("its signature is wrong".to_owned())
+    }
 }
 
 fn verifies(key: &VerifyingKey, message: &[u8], signature: &str) -> bool {
@@ -191,12 +209,22 @@ pub fn check_authorization(
         .filter_map(|part| part.split_once('='))
         .map(|(name, value)| (name, value.trim_matches('"')))
         .collect();
-    let parameter = |name| parameters.get(name).copied().ok_or(format!("X-Matrix header without {name}"));
+    let parameter = |name| {
+        parameters
+            .get(name)
+            .copied()
+            .ok_or(format!("X-Matrix header without {name}"))
+    };
     let origin = parameter("origin")?;
     if parameter("destination")? != destination {
-        return Err(format!("signed for {:?} instead of {destination}", parameters["destination"]));
+        return Err(format!(
+            "signed for {:?} instead of {destination}",
+            parameters["destination"]
+        ));
     }
-    let key = keys.get(origin).ok_or(format!("a request by {origin:?}, whom nobody here knows"))?;
+    let key = keys
+        .get(origin)
+        .ok_or(format!("a request by {origin:?}, whom nobody here knows"))?;
     let message = canonical(&request_object(method, uri, origin, destination, content));
     if verifies(key, &message, parameter("sig")?) {
         Ok(origin.to_owned())

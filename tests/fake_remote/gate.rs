@@ -87,18 +87,31 @@ impl Site for Door {
         if !self.open.load(Ordering::SeqCst) {
             return None;
         }
-        let transaction = if request.uri().path().starts_with(SEND) { self.record.begin(&request).ok() } else { None };
+        let transaction = if request.uri().path().starts_with(SEND) {
+            self.record.begin(&request).ok()
+        } else {
+            None
+        };
         let (head, body) = request.into_parts();
         let url = format!("{}{}", self.behind, head.uri.path_and_query()?);
-        let response = self.http.request(head.method, url).headers(head.headers).body(body).send().await.ok()?;
+        let response = self
+            .http
+            .request(head.method, url)
+            .headers(head.headers)
+            .body(body)
+            .send()
+            .await
+            .ok()?;
         let (status, kind) = (response.status(), response.headers().get(CONTENT_TYPE).cloned());
         let body = response.bytes().await.ok()?;
         if let Some(transaction) = transaction
             && status.is_success()
         {
             let answer: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let listed: HashSet<String> =
-                answer["pdus"].as_object().map(|pdus| pdus.keys().cloned().collect()).unwrap_or_default();
+            let listed: HashSet<String> = answer["pdus"]
+                .as_object()
+                .map(|pdus| pdus.keys().cloned().collect())
+                .unwrap_or_default();
             transaction.accepted(&listed);
         }
         let mut answer = hyper::Response::builder().status(status);

@@ -36,7 +36,7 @@ pub fn encode(text: &str) -> String {
     for byte in text.bytes() {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => encoded.push(char::from(byte)),
-            _ => encoded.push_str(&format!("%{byte:02X}")),
+            _ => encoded.extend(format!("%{byte:02X}").chars()),
         }
     }
     encoded
@@ -50,7 +50,9 @@ impl FakeServer {
             .request(method.parse()?, format!("{}{path}", to.url))
             .header("Authorization", header);
         if let Some(content) = content {
-            request = request.header("Content-Type", "application/json").body(content.to_string());
+            request = request
+                .header("Content-Type", "application/json")
+                .body(content.to_string());
         }
         let response = request.send().await?;
         let status = response.status();
@@ -72,7 +74,9 @@ impl FakeServer {
             encode(&self.user_id())
         );
         let template = self.request(resident, "GET", &path, None).await?;
-        let version = template["room_version"].as_str().and_then(|version| version.parse().ok());
+        let version = template["room_version"]
+            .as_str()
+            .and_then(|version| version.parse().ok());
         Ok(Join {
             server: self.clone(),
             resident: resident.clone(),
@@ -90,10 +94,15 @@ impl FakeServer {
 
     /// Leaves a room that it joined through `resident`.
     pub async fn leave(&self, resident: &Resident, room_id: &str) -> Result<()> {
-        let path =
-            format!("/_matrix/federation/v1/make_leave/{}/{}", encode(room_id), encode(&self.user_id()));
+        let path = format!(
+            "/_matrix/federation/v1/make_leave/{}/{}",
+            encode(room_id),
+            encode(&self.user_id())
+        );
         let template = self.request(resident, "GET", &path, None).await?;
-        let version = template["room_version"].as_str().and_then(|version| version.parse().ok());
+        let version = template["room_version"]
+            .as_str()
+            .and_then(|version| version.parse().ok());
         let version = version.context("make_leave without a room version")?;
         let (id, event) = self.finish(template["event"].clone(), version);
         let path = format!("/_matrix/federation/v2/send_leave/{}/{}", encode(room_id), encode(&id));

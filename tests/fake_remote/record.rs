@@ -124,7 +124,10 @@ impl Record {
     fn read(&self, request: &Request<Bytes>) -> Result<Open<'_>, String> {
         let path = request.uri().path();
         let id = path.strip_prefix(SEND).ok_or("not a transaction")?.to_owned();
-        let header = request.headers().get(AUTHORIZATION).and_then(|header| header.to_str().ok());
+        let header = request
+            .headers()
+            .get(AUTHORIZATION)
+            .and_then(|header| header.to_str().ok());
         let body: Value = serde_json::from_slice(request.body()).map_err(|error| error.to_string())?;
         if canonical(&body) != request.body().as_ref() {
             self.violation(format!("the body of transaction {id} is not canonical JSON"));
@@ -141,17 +144,20 @@ impl Record {
         let edus = body["edus"].as_array().map_or(0, Vec::len);
         let mut log = self.log.lock();
         if body["origin"] != origin.as_str() {
-            log.violations.push(format!("transaction {id} of {origin} says it is {}'s", body["origin"]));
+            log.violations
+                .push(format!("transaction {id} of {origin} says it is {}'s", body["origin"]));
         }
         if pdus.len() > 50 || edus > 100 {
-            log.violations.push(format!("transaction {id} holds {} PDUs and {edus} EDUs", pdus.len()));
+            log.violations
+                .push(format!("transaction {id} holds {} PDUs and {edus} EDUs", pdus.len()));
         }
         let pdus = pdus.iter().map(|pdu| {
             let room_id = pdu["room_id"].as_str().unwrap_or_default().to_owned();
             let version = log.versions.get(&room_id).copied().unwrap_or(11);
             let event_id = event_id(pdu, version);
             if let Err(problem) = verify(pdu, version, &self.keys) {
-                log.violations.push(format!("event {event_id} in transaction {id}: {problem}"));
+                log.violations
+                    .push(format!("event {event_id} in transaction {id}: {problem}"));
             }
             Pdu {
                 event_id,
@@ -162,7 +168,8 @@ impl Record {
         let pdus = pdus.collect();
         let digest = Sha256::digest(request.body()).into();
         if *log.bodies.entry((origin.clone(), id.clone())).or_insert(digest) != digest {
-            log.violations.push(format!("transaction id {id} of {origin} stands for two bodies"));
+            log.violations
+                .push(format!("transaction id {id} of {origin} stands for two bodies"));
         }
         let open = log.open.entry(origin.clone()).or_default();
         *open += 1;
@@ -201,13 +208,24 @@ impl Record {
     pub fn accepted(&self, room_id: &str) -> Vec<String> {
         let log = self.log.lock();
         let pdus = log.transactions.iter().flat_map(|transaction| &transaction.pdus);
-        pdus.filter(|pdu| pdu.accepted && pdu.room_id == room_id).map(|pdu| pdu.event_id.clone()).collect()
+        pdus.filter(|pdu| pdu.accepted && pdu.room_id == room_id)
+            .map(|pdu| pdu.event_id.clone())
+            .collect()
+    }
+
+    /// How many of this room's events were accepted more than once.
+    pub fn repeats(&self, room_id: &str) -> usize {
+        let accepted = self.accepted(room_id);
+        accepted.len() - accepted.iter().collect::<HashSet<_>>().len()
     }
 
     /// Whether this event was ever sent, accepted or not.
     pub fn was_sent(&self, event_id: &str) -> bool {
         let log = self.log.lock();
-        log.transactions.iter().flat_map(|transaction| &transaction.pdus).any(|pdu| pdu.event_id == event_id)
+        log.transactions
+            .iter()
+            .flat_map(|transaction| &transaction.pdus)
+            .any(|pdu| pdu.event_id == event_id)
     }
 
     /// When the last of these events was first accepted; `None` if one was not yet.
@@ -221,7 +239,12 @@ impl Record {
                 *entry = at.min(*entry);
             }
         }
-        event_ids.iter().map(|id| first.get(id.as_str()).copied()).collect::<Option<Vec<_>>>()?.into_iter().max()
+        event_ids
+            .iter()
+            .map(|id| first.get(id.as_str()).copied())
+            .collect::<Option<Vec<_>>>()?
+            .into_iter()
+            .max()
     }
 
     /// Waits until all of these events were accepted.
@@ -229,8 +252,10 @@ impl Record {
         let deadline = Instant::now() + within;
         while self.all_accepted_at(event_ids).is_none() {
             if Instant::now() > deadline {
-                let missing: Vec<_> =
-                    event_ids.iter().filter(|id| self.all_accepted_at(&[(*id).clone()]).is_none()).collect();
+                let missing: Vec<_> = event_ids
+                    .iter()
+                    .filter(|id| self.all_accepted_at(&[(*id).clone()]).is_none())
+                    .collect();
                 bail!(
                     "{} still lacks {} of {} events after {within:?}, the first is {}",
                     self.name,
@@ -255,6 +280,11 @@ impl Record {
             log.violations[0],
         );
         Ok(())
+    }
+
+    /// Forgets what was wrong so far.
+    pub fn forgive(&self) {
+        self.log.lock().violations.clear();
     }
 
     /// How often a transaction came in while another of the same origin was not answered.

@@ -42,7 +42,9 @@ pub fn json(status: u16, body: &Value) -> Answer {
 pub fn serve<S: Site>(listener: TcpListener, certificates: &Certificates, site: Arc<S>) -> Result<JoinHandle<()>> {
     let chain = CertificateDer::pem_slice_iter(certificates.certificate.as_bytes()).collect::<Result<Vec<_>, _>>()?;
     let key = PrivateKeyDer::from_pem_slice(certificates.key.as_bytes())?;
-    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(chain, key)?;
+    let config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(chain, key)?;
     let acceptor = TlsAcceptor::from(Arc::new(config));
     Ok(tokio::spawn(async move {
         loop {

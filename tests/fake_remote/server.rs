@@ -39,8 +39,8 @@ pub enum Mode {
     Stall,
     /// Answers with this status.
     Refuse(u16),
-    /// 200, with no PDU listed.
-    Unlisted,
+    /// 200, with no PDU listed, for the next so many transactions; then as [`Mode::Accept`].
+    Unlisted { next: u32 },
     /// 200, with an error for every PDU.
     PduErrors,
 }
@@ -61,6 +61,21 @@ pub(super) struct State {
     pub joining: HashSet<String>,
     /// How often it was asked for an event.
     asked: usize,
+}
+
+impl State {
+    /// How the transaction that has just come is to be treated.
+    fn next_mode(&mut self) -> Mode {
+        let mode = self.mode;
+        if let Mode::Unlisted { next } = mode {
+            self.mode = if next > 1 {
+                Mode::Unlisted { next: next - 1 }
+            } else {
+                Mode::Accept
+            };
+        }
+        mode
+    }
 }
 
 impl FakeServer {
@@ -115,7 +130,10 @@ impl FakeServer {
         } else if let Some(event_id) = path.strip_prefix("/_matrix/federation/v1/event/") {
             Some(self.event(event_id))
         } else {
-            Some(serve::json(404, &json!({ "errcode": "M_UNRECOGNIZED", "error": "not served here" })))
+            Some(serve::json(
+                404,
+                &json!({ "errcode": "M_UNRECOGNIZED", "error": "not served here" }),
+            ))
         }
     }
 
@@ -144,7 +162,10 @@ impl FakeServer {
                 200,
                 &json!({ "origin": self.name(), "origin_server_ts": event["origin_server_ts"], "pdus": [event] }),
             ),
-            None => serve::json(404, &json!({ "errcode": "M_NOT_FOUND", "error": "Could not find event" })),
+            None => serve::json(
+                404,
+                &json!({ "errcode": "M_NOT_FOUND", "error": "Could not find event" }),
+            ),
         }
     }
 
@@ -152,27 +173,37 @@ impl FakeServer {
         let open = match self.record.begin(request) {
             Ok(open) => open,
             Err(problem) => {
-                return Some(serve::json(401, &json!({ "errcode": "M_UNAUTHORIZED", "error": problem })));
+                return Some(serve::json(
+                    401,
+                    &json!({ "errcode": "M_UNAUTHORIZED", "error": problem }),
+                ));
             }
         };
-        let mode = self.state.lock().mode;
+        let mode = self.state.lock().next_mode();
         match mode {
-            Mode::Accept | Mode::Down | Mode::Unlisted | Mode::PduErrors => {}
+            Mode::Accept | Mode::Down | Mode::Unlisted { .. } | Mode::PduErrors => {}
             Mode::Slow(delay) => tokio::time::sleep(delay).await,
             Mode::HangUp => return None,
             Mode::Stall => std::future::pending().await,
             Mode::Refuse(status) => {
-                return Some(serve::json(status, &json!({ "errcode": "M_UNKNOWN", "error": "refused on purpose" })));
+                return Some(serve::json(
+                    status,
+                    &json!({ "errcode": "M_UNKNOWN", "error": "refused on purpose" }),
+                ));
             }
         }
         let joining = self.state.lock().joining.clone();
         let pdus = open.pdus();
         let listed: HashSet<String> = pdus
             .into_iter()
-            .filter(|pdu| mode != Mode::Unlisted && !joining.contains(&pdu.room_id))
+            .filter(|pdu| !matches!(mode, Mode::Unlisted { .. }) && !joining.contains(&pdu.room_id))
             .map(|pdu| pdu.event_id)
             .collect();
-        let result = if mode == Mode::PduErrors { json!({ "error": "refused on purpose" }) } else { json!({}) };
+        let result = if mode == Mode::PduErrors {
+            json!({ "error": "refused on purpose" })
+        } else {
+            json!({})
+        };
         let results: HashMap<_, _> = listed.iter().map(|id| (id, &result)).collect();
         let answer = serve::json(200, &json!({ "pdus": results }));
         open.accepted(&listed);
@@ -202,7 +233,8 @@ impl Servers {
 
 impl Site for Servers {
     fn is_up(&self, local: SocketAddr) -> bool {
-        self.at(local).is_some_and(|server| server.state.lock().mode != Mode::Down)
+        self.at(local)
+            .is_some_and(|server| server.state.lock().mode != Mode::Down)
     }
 
     async fn answer(&self, local: SocketAddr, request: Request<Bytes>) -> Option<Answer> {

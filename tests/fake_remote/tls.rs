@@ -13,7 +13,12 @@ pub const ADDRESSES: u16 = 750;
 
 /// The loopback address number `n`.
 pub fn address(n: u16) -> Ipv4Addr {
-    Ipv4Addr::new(127, 1, u8::try_from(n / 250).unwrap_or(u8::MAX), u8::try_from(n % 250 + 1).unwrap_or(u8::MAX))
+    Ipv4Addr::new(
+        127,
+        1,
+        u8::try_from(n / 250).unwrap_or(u8::MAX),
+        u8::try_from(n % 250 + 1).unwrap_or(u8::MAX),
+    )
 }
 
 /// PEM texts.
@@ -40,7 +45,9 @@ impl Certificates {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()])?;
         params.distinguished_name.push(DnType::CommonName, "test servers");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        params.subject_alt_names.extend((0..ADDRESSES).map(|n| SanType::IpAddress(IpAddr::V4(address(n)))));
+        params
+            .subject_alt_names
+            .extend((0..ADDRESSES).map(|n| SanType::IpAddress(IpAddr::V4(address(n)))));
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &issuer)?.pem();
         Ok(Self {

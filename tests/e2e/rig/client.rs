@@ -48,8 +48,14 @@ impl Synapse {
         };
         let body = json!({ "username": name, "password": PASSWORD, "auth": { "type": "m.login.dummy" } });
         let answer = user.request("POST", "/register", Some(&body)).await?;
-        answer["user_id"].as_str().context("no user id")?.clone_into(&mut user.id);
-        answer["access_token"].as_str().context("no token")?.clone_into(&mut user.token);
+        answer["user_id"]
+            .as_str()
+            .context("no user id")?
+            .clone_into(&mut user.id);
+        answer["access_token"]
+            .as_str()
+            .context("no token")?
+            .clone_into(&mut user.token);
         Ok(user)
     }
 }
@@ -62,7 +68,9 @@ impl User {
             request = request.header("Authorization", format!("Bearer {}", self.token));
         }
         if let Some(body) = body {
-            request = request.header("Content-Type", "application/json").body(body.to_string());
+            request = request
+                .header("Content-Type", "application/json")
+                .body(body.to_string());
         }
         let response = request.send().await?;
         let status = response.status();
@@ -96,24 +104,47 @@ impl User {
 
     /// Joins a room through a server in it.
     pub async fn join(&self, room_id: &str, via: &str) -> Result<()> {
-        let path = format!("/join/{}?server_name={}&via={}", encode(room_id), encode(via), encode(via));
+        let path = format!(
+            "/join/{}?server_name={}&via={}",
+            encode(room_id),
+            encode(via),
+            encode(via)
+        );
         self.post(&path, &json!({})).await?;
         Ok(())
     }
 
     pub async fn leave(&self, room_id: &str) -> Result<()> {
-        self.post(&format!("/rooms/{}/leave", encode(room_id)), &json!({})).await?;
+        self.post(&format!("/rooms/{}/leave", encode(room_id)), &json!({}))
+            .await?;
         Ok(())
     }
 
     /// Invites a user.
     pub async fn invite(&self, room_id: &str, user_id: &str) -> Result<()> {
-        self.post(&format!("/rooms/{}/invite", encode(room_id)), &json!({ "user_id": user_id })).await?;
+        self.post(
+            &format!("/rooms/{}/invite", encode(room_id)),
+            &json!({ "user_id": user_id }),
+        )
+        .await?;
         Ok(())
     }
 
     pub async fn ban(&self, room_id: &str, user_id: &str) -> Result<()> {
-        self.post(&format!("/rooms/{}/ban", encode(room_id)), &json!({ "user_id": user_id })).await?;
+        self.post(
+            &format!("/rooms/{}/ban", encode(room_id)),
+            &json!({ "user_id": user_id }),
+        )
+        .await?;
+        Ok(())
+    }
+
+    pub async fn kick(&self, room_id: &str, user_id: &str) -> Result<()> {
+        self.post(
+            &format!("/rooms/{}/kick", encode(room_id)),
+            &json!({ "user_id": user_id }),
+        )
+        .await?;
         Ok(())
     }
 
@@ -132,7 +163,8 @@ impl User {
     /// Sends a message that is sticky for this long.
     pub async fn send_sticky(&self, room_id: &str, text: &str, duration_ms: u32) -> Result<String> {
         let query = format!("?org.matrix.msc4354.sticky_duration_ms={duration_ms}");
-        self.put_event(room_id, "send/m.room.message", &query, &message(text)).await
+        self.put_event(room_id, "send/m.room.message", &query, &message(text))
+            .await
     }
 
     /// Sends this many messages, one after another.
@@ -154,14 +186,16 @@ impl User {
     }
 
     pub async fn redact(&self, room_id: &str, event_id: &str) -> Result<String> {
-        self.put_event(room_id, &format!("redact/{}", encode(event_id)), "", &json!({})).await
+        self.put_event(room_id, &format!("redact/{}", encode(event_id)), "", &json!({}))
+            .await
     }
 
     /// Deactivates the account and asks for the user's erasure.
     pub async fn erase(&self) -> Result<()> {
         let identifier = json!({ "type": "m.id.user", "user": self.id });
         let auth = json!({ "type": "m.login.password", "identifier": identifier, "password": PASSWORD });
-        self.post("/account/deactivate", &json!({ "erase": true, "auth": auth })).await?;
+        self.post("/account/deactivate", &json!({ "erase": true, "auth": auth }))
+            .await?;
         Ok(())
     }
 }

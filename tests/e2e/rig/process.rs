@@ -38,7 +38,10 @@ pub fn kill_all() {
 }
 
 fn signal(name: &str, pid: u32) {
-    let _ = Command::new("kill").args([format!("-{name}"), pid.to_string()]).stderr(Stdio::null()).status();
+    let _ = Command::new("kill")
+        .args([format!("-{name}"), pid.to_string()])
+        .stderr(Stdio::null())
+        .status();
 }
 
 impl Process {
@@ -48,7 +51,10 @@ impl Process {
         let output = OpenOptions::new().create(true).append(true).open(&log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         // In a group of its own, so that a Ctrl-C reaches it through us only.
-        let child = command.process_group(0).spawn().with_context(|| format!("cannot run {command:?}"))?;
+        let child = command
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot run {command:?}"))?;
         RUNNING.lock().insert(child.id());
         if let Some(file) = pid_file(child.id()) {
             File::create(file)?;
@@ -124,13 +130,18 @@ impl Drop for Process {
 /// The end of every log in `dir`, for a look at what went wrong.
 pub fn log_tails(dir: &Path) -> String {
     let mut text = String::new();
-    let mut logs: Vec<_> = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut logs: Vec<_> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     logs.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
     logs.sort();
     for log in logs {
         let tail = tail(&log, 3_000).unwrap_or_default();
         if !tail.trim().is_empty() {
-            text.push_str(&format!("--- the end of {}\n{tail}\n", log.display()));
+            text.extend(["--- the end of ", &log.to_string_lossy(), "\n", &tail, "\n"]);
         }
     }
     text

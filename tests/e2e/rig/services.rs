@@ -52,7 +52,9 @@ impl Services {
     /// A new database with Synapse's schema.
     pub async fn new_database(&self, name: &str) -> Result<Store> {
         let name = format!("e2e_{}_{name}", std::process::id());
-        let mut admin = PgConnection::connect_with(&self.postgres).await.context("no connection to PostgreSQL")?;
+        let mut admin = PgConnection::connect_with(&self.postgres)
+            .await
+            .context("no connection to PostgreSQL")?;
         let sql = format!("CREATE DATABASE {name} TEMPLATE {}", self.template);
         sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut admin).await?;
         Ok(Store::new(&name, self.postgres.clone().database(&name)))
@@ -75,7 +77,12 @@ impl Services {
         let mut words = restart.split_whitespace();
         let program = words.next().context("BURDOCK_TEST_PG_RESTART is empty")?;
         let mut command = tokio::process::Command::new(program);
-        let status = command.args(words).current_dir("/").stdin(Stdio::null()).status().await?;
+        let status = command
+            .args(words)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .status()
+            .await?;
         ensure!(status.success(), "{restart}: {status}");
         Ok(true)
     }
@@ -124,8 +131,12 @@ impl Redis {
             return Ok(());
         }
         let mut command = Command::new("redis-server");
-        command.args(["--bind", "127.0.0.1", "--port"]).arg(self.port.to_string());
-        command.args(["--save", "", "--appendonly", "no", "--dir"]).arg(&self.dir);
+        command
+            .args(["--bind", "127.0.0.1", "--port"])
+            .arg(self.port.to_string());
+        command
+            .args(["--save", "", "--appendonly", "no", "--dir"])
+            .arg(&self.dir);
         let mut started = Process::spawn(&self.dir, "redis", &mut command)?;
         let address = (Ipv4Addr::LOCALHOST, self.port);
         let is_ready = || async move { tokio::net::TcpStream::connect(address).await.is_ok() };

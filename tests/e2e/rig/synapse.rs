@@ -106,9 +106,14 @@ impl Synapse {
             return Ok(());
         }
         let mut command = Command::new(&self.python);
-        command.args(["-m", "synapse.app.homeserver", "-c"]).arg(&self.config).current_dir(&self.dir);
+        command
+            .args(["-m", "synapse.app.homeserver", "-c"])
+            .arg(&self.config)
+            .current_dir(&self.dir);
         let mut started = Process::spawn(&self.dir, self.kind, &mut command)?;
-        started.wait_until(Duration::from_secs(90), || answers(&self.http, &self.url)).await?;
+        started
+            .wait_until(Duration::from_secs(90), || answers(&self.http, &self.url))
+            .await?;
         *process = Some(started);
         Ok(())
     }
@@ -124,12 +129,15 @@ impl Synapse {
 
 /// Whether an HTTP listener of Synapse or of a sender answers.
 pub async fn answers(http: &reqwest::Client, url: &str) -> bool {
-    let response = http.get(format!("{url}/health")).timeout(Duration::from_secs(5)).send().await;
+    let response = http
+        .get(format!("{url}/health"))
+        .timeout(Duration::from_secs(5))
+        .send()
+        .await;
     response.is_ok_and(|response| response.status().is_success())
 }
 
 fn new_identity(name: &str) -> Identity {
-    #[expect(clippy::disallowed_methods, reason = "a server's key is the server's own")]
     let seed: [u8; 32] = rand::random();
     let kind_of_key = name.rsplit(':').next().unwrap_or_default();
     Identity {
@@ -202,7 +210,13 @@ fn common_config(kind: &str, name: &str, plain: u16, dir: &Path, services: &Serv
         "rc_joins": { "local": unlimited, "remote": unlimited },
         "rc_invites": { "per_room": unlimited, "per_user": unlimited, "per_issuer": unlimited },
     });
-    for limit in ["rc_message", "rc_registration", "rc_admin_redaction", "rc_joins_per_room", "rc_room_creation"] {
+    for limit in [
+        "rc_message",
+        "rc_registration",
+        "rc_admin_redaction",
+        "rc_joins_per_room",
+        "rc_room_creation",
+    ] {
         config[limit] = unlimited.clone();
     }
     config
