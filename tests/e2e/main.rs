@@ -4,8 +4,14 @@
 
 #[path = "../fake_remote/mod.rs"]
 mod fake_remote;
+mod handover;
+mod instances;
+mod kill;
+mod outage;
 mod plain;
+mod restarts;
 mod rig;
+mod sticky;
 
 use std::{
     process::ExitCode,
@@ -14,7 +20,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use futures_util::future::BoxFuture;
+use futures_util::future::LocalBoxFuture;
 use libtest_mimic::{Arguments, Failed, Trial};
 use tokio::{runtime::Runtime, signal::unix::SignalKind, sync::Mutex};
 
@@ -25,7 +31,7 @@ use self::rig::{Rig, process, services::Services};
 struct Case {
     name: &'static str,
     deadline: Duration,
-    run: for<'a> fn(&'a Rig) -> BoxFuture<'a, Result<()>>,
+    run: for<'a> fn(&'a Rig) -> LocalBoxFuture<'a, Result<()>>,
 }
 
 macro_rules! cases {
@@ -40,7 +46,31 @@ macro_rules! cases {
 
 fn cases() -> impl IntoIterator<Item = Case> {
     cases![
-        plain::python_a_plain_event_arrives within 60 s,
+        plain::synapses_own_sender_delivers within 60 s,
+        plain::an_event_arrives within 60 s,
+        plain::a_ban_of_a_servers_last_user_arrives_there within 60 s,
+        plain::nothing_arrives_after_a_server_left within 60 s,
+        plain::the_withdrawal_of_an_invitation_arrives within 30 s,
+        plain::servers_that_misbehave_hold_up_no_other within 90 s,
+        sticky::all_that_live_reach_a_new_server within 120 s,
+        sticky::so_they_do_under_joined_visibility_and_with_live_traffic within 150 s,
+        sticky::a_server_that_joined_through_another_gets_them within 60 s,
+        sticky::one_made_between_make_join_and_send_join_reaches_the_joiner within 30 s,
+        sticky::those_made_while_servers_join_reach_them within 60 s,
+        sticky::a_joiner_that_is_not_ready_is_waited_for within 30 s,
+        sticky::those_that_an_answer_leaves_out_are_sent_again within 60 s,
+        sticky::a_server_that_left_again_gets_none within 30 s,
+        sticky::a_join_while_we_were_away_is_found within 45 s,
+        outage::a_server_that_was_away_gets_all_sticky_events_and_the_newest_of_each_room within 120 s,
+        outage::a_server_that_was_away_for_a_moment_gets_every_event within 60 s,
+        handover::synapses_own_sender_takes_over_in_mid_backlog within 180 s,
+        handover::burdock_takes_over_from_it_in_mid_backlog within 150 s,
+        handover::they_take_turns_under_traffic within 90 s,
+        instances::the_set_changes_from_one_to_two_and_back_under_traffic within 90 s,
+        restarts::redis within 120 s,
+        restarts::postgresql within 120 s,
+        restarts::synapses_main_process within 150 s,
+        kill::every_event_reaches_every_server_all_the_same within 240 s,
     ]
 }
 

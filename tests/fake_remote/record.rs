@@ -213,6 +213,12 @@ impl Record {
             .collect()
     }
 
+    /// How many of this room's events were accepted more than once.
+    pub fn repeats(&self, room_id: &str) -> usize {
+        let accepted = self.accepted(room_id);
+        accepted.len() - accepted.iter().collect::<HashSet<_>>().len()
+    }
+
     /// Whether this event was ever sent, accepted or not.
     pub fn was_sent(&self, event_id: &str) -> bool {
         let log = self.log.lock();
@@ -274,6 +280,11 @@ impl Record {
             log.violations[0],
         );
         Ok(())
+    }
+
+    /// Forgets what was wrong so far.
+    pub fn forgive(&self) {
+        self.log.lock().violations.clear();
     }
 
     /// How often a transaction came in while another of the same origin was not answered.

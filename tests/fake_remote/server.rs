@@ -39,8 +39,8 @@ pub enum Mode {
     Stall,
     /// Answers with this status.
     Refuse(u16),
-    /// 200, with no PDU listed.
-    Unlisted,
+    /// 200, with no PDU listed, for the next so many transactions; then as [`Mode::Accept`].
+    Unlisted { next: u32 },
     /// 200, with an error for every PDU.
     PduErrors,
 }
@@ -61,6 +61,21 @@ pub(super) struct State {
     pub joining: HashSet<String>,
     /// How often it was asked for an event.
     asked: usize,
+}
+
+impl State {
+    /// How the transaction that has just come is to be treated.
+    fn next_mode(&mut self) -> Mode {
+        let mode = self.mode;
+        if let Mode::Unlisted { next } = mode {
+            self.mode = if next > 1 {
+                Mode::Unlisted { next: next - 1 }
+            } else {
+                Mode::Accept
+            };
+        }
+        mode
+    }
 }
 
 impl FakeServer {
@@ -164,9 +179,9 @@ impl FakeServer {
                 ));
             }
         };
-        let mode = self.state.lock().mode;
+        let mode = self.state.lock().next_mode();
         match mode {
-            Mode::Accept | Mode::Down | Mode::Unlisted | Mode::PduErrors => {}
+            Mode::Accept | Mode::Down | Mode::Unlisted { .. } | Mode::PduErrors => {}
             Mode::Slow(delay) => tokio::time::sleep(delay).await,
             Mode::HangUp => return None,
             Mode::Stall => std::future::pending().await,
@@ -181,7 +196,7 @@ impl FakeServer {
         let pdus = open.pdus();
         let listed: HashSet<String> = pdus
             .into_iter()
-            .filter(|pdu| mode != Mode::Unlisted && !joining.contains(&pdu.room_id))
+            .filter(|pdu| !matches!(mode, Mode::Unlisted { .. }) && !joining.contains(&pdu.room_id))
             .map(|pdu| pdu.event_id)
             .collect();
         let result = if mode == Mode::PduErrors {

@@ -139,6 +139,15 @@ impl User {
         Ok(())
     }
 
+    pub async fn kick(&self, room_id: &str, user_id: &str) -> Result<()> {
+        self.post(
+            &format!("/rooms/{}/kick", encode(room_id)),
+            &json!({ "user_id": user_id }),
+        )
+        .await?;
+        Ok(())
+    }
+
     async fn put_event(&self, room_id: &str, what: &str, query: &str, body: &Value) -> Result<String> {
         let transaction = TRANSACTION.fetch_add(1, Ordering::Relaxed);
         let path = format!("/rooms/{}/{what}/{transaction}{query}", encode(room_id));

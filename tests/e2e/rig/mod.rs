@@ -12,15 +12,25 @@ pub mod store;
 pub mod synapse;
 pub mod traffic;
 
-use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
 use self::{
     client::{RoomOptions, User},
     services::{Redis, Services},
+    store::As,
     synapse::Synapse,
+    traffic::Traffic,
 };
 use crate::fake_remote::{
     gate::Gate,
@@ -45,6 +55,7 @@ pub struct Rig {
     services: Services,
     fakes: FakeHost,
     dir: TempDir,
+    numbers: AtomicU32,
 }
 
 impl Rig {
@@ -56,7 +67,7 @@ impl Rig {
         std::fs::write(&authority, &certificates.authority)?;
         std::fs::write(dir.path().join("cert.pem"), &certificates.certificate)?;
         std::fs::write(dir.path().join("key.pem"), &certificates.key)?;
-        let http = reqwest::Client::builder().timeout(Duration::from_secs(60)).build()?;
+        let http = reqwest::Client::builder().timeout(Duration::from_mins(1)).build()?;
 
         let redis = Redis::start(dir.path()).await?;
         let (gate_port, fake_port) = (services::free_port()?, services::free_port()?);
@@ -89,12 +100,14 @@ impl Rig {
             services,
             fakes,
             dir,
+            numbers: AtomicU32::default(),
         })
     }
 
     /// Before each case: whatever the last one left broken is put right.
     pub async fn heal(&self) -> Result<()> {
         self.gate.open();
+        self.gate.record().forgive();
         self.redis.ensure().await?;
         tokio::try_join!(self.hs1.ensure(), self.hs2.ensure())?;
         Ok(())
@@ -143,8 +156,45 @@ impl Rig {
         Ok(room_id)
     }
 
+    /// Alice talks in a room.
+    pub fn traffic(&self, room_id: &str) -> Traffic {
+        Traffic::start(&self.alice, room_id, Duration::from_millis(100))
+    }
+
+    /// Waits until the real server and these fake ones have every message of the room. What they were sent was right.
+    pub async fn all_messages_arrive(&self, room_id: &str, fakes: &[Arc<FakeServer>], within: Duration) -> Result<()> {
+        let messages = self.hs1.store.messages(room_id).await?;
+        let deadline = Instant::now() + within;
+        for fake in fakes {
+            fake.record
+                .wait_for(&messages, deadline.saturating_duration_since(Instant::now()))
+                .await?;
+            fake.record.check()?;
+        }
+        self.hs2
+            .store
+            .wait_for(&messages, As::Event, deadline.saturating_duration_since(Instant::now()))
+            .await?;
+        self.gate.record().check()
+    }
+
+    /// A number not given before, for names.
+    pub fn next_number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Restarts PostgreSQL; `false` if it is not ours to restart.
     pub async fn restart_postgres(&self) -> Result<bool> {
         self.services.restart_postgres().await
     }
+}
+
+/// Waits until something holds; if it does not, the error says what.
+pub async fn wait_until(what: &str, within: Duration, holds: impl AsyncFn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + within;
+    while !holds().await? {
+        ensure!(Instant::now() < deadline, "not within {within:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }

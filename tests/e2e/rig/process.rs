@@ -141,7 +141,7 @@ pub fn log_tails(dir: &Path) -> String {
     for log in logs {
         let tail = tail(&log, 3_000).unwrap_or_default();
         if !tail.trim().is_empty() {
-            text.push_str(&format!("--- the end of {}\n{tail}\n", log.display()));
+            text.extend(["--- the end of ", &log.to_string_lossy(), "\n", &tail, "\n"]);
         }
     }
     text

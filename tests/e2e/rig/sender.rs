@@ -1,6 +1,6 @@
 //! The sender under test: Burdock, or Synapse's own to compare and to hand over.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -21,13 +21,34 @@ pub struct Sender {
 }
 
 impl Rig {
-    /// The only sender: Burdock, as `fed1`. Ready when this returns.
+    /// The only sender: Burdock, as `fed1`. Ready when this returns. With `BURDOCK_TEST_SENDER=python` in the
+    /// environment it is Synapse's own, to see what that makes of a case.
     pub async fn burdock(&self) -> Result<Sender> {
-        self.sender(Kind::Burdock, "fed1", &["fed1"]).await
+        let kind = match std::env::var("BURDOCK_TEST_SENDER") {
+            Ok(kind) if kind == "python" => Kind::Python,
+            _ => Kind::Burdock,
+        };
+        self.sender(kind, "fed1", &["fed1"]).await
+    }
+
+    /// The same, as soon as the process runs.
+    pub fn burdock_unready(&self) -> Result<Sender> {
+        let (sender, _) = self.spawn_sender(Kind::Burdock, "fed1", &["fed1"])?;
+        Ok(sender)
     }
 
     /// A sender named `name`, of the configured `instances`. Ready when this returns.
     pub async fn sender(&self, kind: Kind, name: &str, instances: &[&str]) -> Result<Sender> {
+        let (mut sender, url) = self.spawn_sender(kind, name, instances)?;
+        sender
+            .process
+            .wait_until(Duration::from_secs(30), || answers(&self.hs1.http, &url))
+            .await?;
+        Ok(sender)
+    }
+
+    /// A sender, and the URL where it will answer.
+    fn spawn_sender(&self, kind: Kind, name: &str, instances: &[&str]) -> Result<(Sender, String)> {
         let (worker, listen) = (free_port()?, free_port()?);
         let config = json!({
             "worker_app": "synapse.app.generic_worker",
@@ -60,15 +81,11 @@ impl Rig {
                 (command, worker, format!("python-{name}"))
             }
         };
-        let mut process = Process::spawn(&self.dir(), &log, command.current_dir(self.dir()))?;
-        let url = format!("http://127.0.0.1:{port}");
-        process
-            .wait_until(Duration::from_secs(30), || answers(&self.hs1.http, &url))
-            .await?;
-        Ok(Sender { process, kind })
+        let process = Process::spawn(&self.dir(), &log, command.current_dir(self.dir()))?;
+        Ok((Sender { process, kind }, format!("http://127.0.0.1:{port}")))
     }
 
-    fn burdock_command(&self, worker: &PathBuf, name: &str, listen: u16) -> Result<Command> {
+    fn burdock_command(&self, worker: &Path, name: &str, listen: u16) -> Result<Command> {
         let own = self.dir().join(format!("{name}.toml"));
         std::fs::write(&own, format!("[listen]\naddress = \"127.0.0.1:{listen}\"\n"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_burdock"));

@@ -12,6 +12,8 @@ use sqlx::{
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
+use super::wait_until;
+
 /// A homeserver's database.
 pub struct Store {
     /// Its name.
@@ -101,8 +103,7 @@ impl Store {
         Ok(event["content"].clone())
     }
 
-    /// A user's membership in a room, by its current state.
-    pub async fn membership(&self, room_id: &str, user_id: &str) -> Result<Option<String>> {
+    async fn membership(&self, room_id: &str, user_id: &str) -> Result<Option<String>> {
         let membership: Option<Option<String>> = sqlx::query_scalar(
             "SELECT membership FROM current_state_events
              WHERE room_id = $1 AND type = 'm.room.member' AND state_key = $2",
@@ -114,26 +115,26 @@ impl Store {
         Ok(membership.flatten())
     }
 
-    /// Whether a join of the room is not completed yet.
-    pub async fn is_joining(&self, room_id: &str) -> Result<bool> {
-        let row = sqlx::query_scalar::<_, i32>("SELECT 1 FROM partial_state_rooms WHERE room_id = $1");
-        Ok(row.bind(room_id).fetch_optional(&self.pool).await?.is_some())
+    /// Waits until it holds this membership of a user, by the room's current state.
+    pub async fn wait_for_membership(
+        &self,
+        room_id: &str,
+        user_id: &str,
+        membership: &str,
+        within: Duration,
+    ) -> Result<()> {
+        wait_until(&format!("{user_id} has membership {membership}"), within, async || {
+            Ok(self.membership(room_id, user_id).await?.as_deref() == Some(membership))
+        })
+        .await
     }
 
-    /// Whether requests to this server are held back for now.
-    pub async fn is_in_backoff(&self, destination: &str) -> Result<bool> {
-        let row = sqlx::query_scalar::<_, i64>(
-            "SELECT retry_interval FROM destinations WHERE destination = $1 AND retry_interval > 0",
+    /// The id of the event that gives a user's membership in a room, by its current state.
+    pub async fn member_event(&self, room_id: &str, user_id: &str) -> Result<String> {
+        let id = sqlx::query_scalar(
+            "SELECT event_id FROM current_state_events
+             WHERE room_id = $1 AND type = 'm.room.member' AND state_key = $2",
         );
-        Ok(row.bind(destination).fetch_optional(&self.pool).await?.is_some())
-    }
-
-    /// The destination's row in the sticky backlog of a room.
-    pub async fn backlog_position(&self, destination: &str, room_id: &str) -> Result<Option<i32>> {
-        let row = sqlx::query_scalar(
-            "SELECT sticky_events_stream_position FROM destination_rooms_sticky_events_backlog
-             WHERE destination = $1 AND room_id = $2",
-        );
-        Ok(row.bind(destination).bind(room_id).fetch_optional(&self.pool).await?)
+        Ok(id.bind(room_id).bind(user_id).fetch_one(&self.pool).await?)
     }
 }
