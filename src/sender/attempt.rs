@@ -47,7 +47,7 @@ impl Sender {
             };
             let wait = match (outcome.after(), outcome) {
                 (AfterTry::Done, Outcome::Accepted(accepted)) => {
-                    self.metrics.transactions_sent.inc();
+                    self.metrics.sent_transactions.inc();
                     self.succeeded(destination).await;
                     return Attempt::Accepted(accepted);
                 }

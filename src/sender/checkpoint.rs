@@ -8,8 +8,8 @@ use tokio::{
 };
 use tracing::{debug, error, warn};
 
-use super::Sender;
-use crate::core::{clock, store::StoreError};
+use super::{Sender, ledger::Figures};
+use crate::core::{clock, metrics::DestinationState, store::StoreError};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -90,7 +90,7 @@ impl Sender {
         };
         let began = Instant::now();
         let outcome = self.store.checkpoint(&checkpoint).await;
-        self.metrics.checkpoint_ended(outcome.is_ok(), began.elapsed());
+        self.metrics.checkpoint(outcome.is_ok(), began.elapsed());
         outcome?;
         debug!(
             cursor = %checkpoint.cursor,
@@ -103,17 +103,11 @@ impl Sender {
     }
 
     fn note_figures(&self) {
-        let (figures, cursor, head) = {
-            let ledger = self.ledger.lock();
-            (ledger.figures(clock::now()), ledger.cursor(), ledger.head())
-        };
-        self.metrics.set_figures(
-            figures.live,
-            figures.behind,
-            figures.backing_off,
-            figures.working,
-            figures.queued,
-        );
-        self.metrics.set_positions(cursor.0, head.0);
+        let Figures { live, behind, backing_off, working, queued } = self.ledger.lock().figures(clock::now());
+        self.metrics.set_destinations(DestinationState::Live, live);
+        self.metrics.set_destinations(DestinationState::Behind, behind);
+        self.metrics.set_destinations(DestinationState::Backoff, backing_off);
+        self.metrics.pending_destinations.set(i64::try_from(working).unwrap_or(i64::MAX));
+        self.metrics.pending_pdus.set(i64::try_from(queued).unwrap_or(i64::MAX));
     }
 }

@@ -121,9 +121,10 @@ impl EventLoop {
         let (page, detected) = tokio::join!(read, detect);
         detected?;
         let Some(page) = page? else { return Ok(false) };
-        self.enter(page.events, page.read_up_to).await?;
-        sender.metrics.events_read_up_to(page.read_up_to.0);
-        Ok(page.read_up_to < target)
+        let read_up_to = page.read_up_to;
+        self.enter(page.events, read_up_to).await?;
+        sender.metrics.event_position.set(read_up_to.0);
+        Ok(read_up_to < target)
     }
 
     async fn enter(&mut self, events: Vec<StoredEvent>, read_up_to: StreamOrdering) -> Result<(), StoreError> {
@@ -206,9 +207,10 @@ impl EventLoop {
         }
         let late = late.iter().map(|(ordering, _)| *ordering);
         let wakes = sender.ledger.lock().enter(entries, late, read_up_to, clock::now());
-        sender
-            .metrics
-            .events_entered(entries.iter().map(|entry| entry.destinations.len()));
+        for entry in entries.iter().filter(|entry| !entry.destinations.is_empty()) {
+            sender.metrics.sent_pdus.inc();
+            sender.metrics.sent_pdu_destinations.inc_by(entry.destinations.len() as u64);
+        }
         sender.wake(wakes);
         Ok(())
     }
