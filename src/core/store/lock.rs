@@ -11,7 +11,7 @@ use super::{Store, StoreError};
 const WAIT: Duration = Duration::from_secs(2);
 
 /// How often the connection that holds the lock is tried.
-const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_EVERY: Duration = Duration::from_secs(2);
 
 /// A ping, or a reconnect, that takes longer has failed.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);

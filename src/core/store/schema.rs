@@ -181,9 +181,8 @@ async fn migrate_on(connection: &mut PgConnection) -> Result<(), StoreError> {
     })
 }
 
+/// `insufficient_privilege`; or no schema to create in, which is what one that may not be used counts as in a search path.
 fn lacks_right(error: &sqlx::Error) -> bool {
-    error
-        .as_database_error()
-        .and_then(sqlx::error::DatabaseError::code)
-        .is_some_and(|code| code == "42501")
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.is_some_and(|code| code == "42501" || code == "3F000")
 }
