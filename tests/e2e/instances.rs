@@ -32,14 +32,14 @@ pub async fn the_set_changes_from_one_to_two_and_back_under_traffic(rig: &Rig) -
     let fakes = rig.joined_fakes(12, &room).await?;
     let traffic = rig.traffic(&room);
 
-    let alone = rig.sender(Kind::Burdock, "fed1", ONE).await?;
+    let alone = rig.sender(Kind::under_test(), "fed1", ONE).await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
     alone.stop().await?;
 
     // Seconds apart: the first must not move past what is the second's before that has begun.
-    let first = rig.sender(Kind::Burdock, "fed1", TWO).await?;
+    let first = rig.sender(Kind::under_test(), "fed1", TWO).await?;
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let second = rig.sender(Kind::Burdock, "fed2", TWO).await?;
+    let second = rig.sender(Kind::under_test(), "fed2", TWO).await?;
     let both_run = Instant::now();
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut shares: BTreeMap<String, usize> = BTreeMap::new();
@@ -61,7 +61,7 @@ pub async fn the_set_changes_from_one_to_two_and_back_under_traffic(rig: &Rig) -
     tokio::time::sleep(Duration::from_secs(2)).await;
     second.stop().await?;
 
-    let alone = rig.sender(Kind::Burdock, "fed1", ONE).await?;
+    let alone = rig.sender(Kind::under_test(), "fed1", ONE).await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
     traffic.stop().await?;
     rig.all_messages_arrive(&room, &fakes, Duration::from_secs(30)).await?;

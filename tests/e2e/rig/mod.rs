@@ -123,6 +123,9 @@ impl Rig {
                 eprintln!("the database of {} could not be dropped: {error:#}", hs.name);
             }
         }
+        if std::env::var_os("BURDOCK_TEST_KEEP").is_some() {
+            eprintln!("kept: {}", self.dir.keep().display());
+        }
     }
 
     /// The folder of configurations and logs.

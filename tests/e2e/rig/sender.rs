@@ -14,6 +14,17 @@ pub enum Kind {
     Python,
 }
 
+impl Kind {
+    /// Burdock; with `BURDOCK_TEST_SENDER=python` in the environment it is Synapse's own, to see what that makes of a
+    /// case.
+    pub fn under_test() -> Self {
+        match std::env::var("BURDOCK_TEST_SENDER") {
+            Ok(kind) if kind == "python" => Self::Python,
+            _ => Self::Burdock,
+        }
+    }
+}
+
 /// A running sender. It is killed when dropped.
 pub struct Sender {
     process: Process,
@@ -21,19 +32,14 @@ pub struct Sender {
 }
 
 impl Rig {
-    /// The only sender: Burdock, as `fed1`. Ready when this returns. With `BURDOCK_TEST_SENDER=python` in the
-    /// environment it is Synapse's own, to see what that makes of a case.
+    /// The only sender: Burdock, as `fed1`. Ready when this returns.
     pub async fn burdock(&self) -> Result<Sender> {
-        let kind = match std::env::var("BURDOCK_TEST_SENDER") {
-            Ok(kind) if kind == "python" => Kind::Python,
-            _ => Kind::Burdock,
-        };
-        self.sender(kind, "fed1", &["fed1"]).await
+        self.sender(Kind::under_test(), "fed1", &["fed1"]).await
     }
 
     /// The same, as soon as the process runs.
     pub fn burdock_unready(&self) -> Result<Sender> {
-        let (sender, _) = self.spawn_sender(Kind::Burdock, "fed1", &["fed1"])?;
+        let (sender, _) = self.spawn_sender(Kind::under_test(), "fed1", &["fed1"])?;
         Ok(sender)
     }
 

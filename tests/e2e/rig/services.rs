@@ -132,7 +132,7 @@ impl Redis {
         }
         let mut command = Command::new("redis-server");
         command
-            .args(["--bind", "127.0.0.1", "--port"])
+            .args(["--bind", "127.0.0.1", "--loglevel", "warning", "--port"])
             .arg(self.port.to_string());
         command
             .args(["--save", "", "--appendonly", "no", "--dir"])
