@@ -5,6 +5,7 @@ pub mod canonical_json;
 pub mod clock;
 pub mod event;
 pub mod id;
+pub mod metrics;
 pub mod replication;
 pub mod room_version;
 pub mod shutdown;

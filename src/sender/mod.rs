@@ -19,11 +19,11 @@ pub mod sticky;
 pub mod wake;
 mod worker;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::sleep};
 use tokio_util::task::TaskTracker;
 
 use self::{
@@ -34,7 +34,7 @@ use crate::{
     config::Retry,
     core::{
         clock,
-        id::{InstanceName, ServerName, StreamOrdering},
+        id::{InstanceName, ServerName},
         metrics::Metrics,
         replication::task::{Publisher, Subscription},
         shutdown::Shutdown,
@@ -73,6 +73,9 @@ pub struct Parts {
     /// When to stop.
     pub shutdown: Shutdown,
 }
+
+/// What requests in flight get to end in, once the process drains.
+const DRAIN: Duration = Duration::from_secs(10);
 
 /// What all tasks share.
 struct Sender {
@@ -132,14 +135,10 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         publisher,
         ..
     } = subscription;
+    let up_to = *events_up_to.borrow();
     let deltas = match cursor.deltas {
         Some(deltas) => deltas,
-        None => {
-            parts
-                .store
-                .first_delta_cursor(clock::now().wall, *events_up_to.borrow())
-                .await?
-        }
+        None => parts.store.first_delta_cursor(clock::now().wall, up_to).await?,
     };
     let sender = Arc::new(Sender {
         ledger: Mutex::new(Ledger::new(*cursor, parts.limits)),
@@ -173,6 +172,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
             sender.tracker.close();
             tokio::select! {
                 () = sender.tracker.wait() => {}
+                () = sleep(DRAIN) => {}
                 () = sender.shutdown.stop.cancelled() => {}
             }
         }

@@ -6,29 +6,8 @@ use super::{Store, StoreError};
 use crate::core::{
     clock::Millis,
     id::{InstanceName, Token},
+    replication::{gap::CacheInvalidation, stream::Table},
 };
-
-/// A table that a stream's rows are in. Both names become part of a statement, so they are constants of ours.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamTable {
-    /// The table; it has a column `instance_name`.
-    pub table: &'static str,
-    /// Its column with the stream's positions.
-    pub id: &'static str,
-}
-
-/// A row of the `caches` stream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CacheInvalidation {
-    /// Its position.
-    pub token: Token,
-    /// The cache's name.
-    pub cache_func: String,
-    /// Which entry; absent for the whole cache.
-    pub keys: Option<Vec<String>>,
-    /// When.
-    pub at: Option<Millis>,
-}
 
 impl Store {
     /// The position each writer of a stream last stored (`stream_positions`), with writers that are no longer
@@ -52,10 +31,10 @@ impl Store {
     ///
     /// # Errors
     /// Those of the database.
-    pub async fn greatest_position(&self, tables: &[StreamTable]) -> Result<Option<Token>, StoreError> {
+    pub async fn greatest_position(&self, tables: &[Table]) -> Result<Option<Token>, StoreError> {
         let columns: Vec<String> = tables
             .iter()
-            .map(|StreamTable { table, id }| format!("(SELECT max({id}) FROM {table})"))
+            .map(|Table { name, id, .. }| format!("(SELECT max({id}) FROM {name})"))
             .collect();
         // `greatest` passes over NULLs.
         let sql = format!("SELECT greatest(NULL::int8, {})::int8", columns.join(", "));
@@ -70,16 +49,16 @@ impl Store {
     /// Those of the database.
     pub async fn positions_from(
         &self,
-        tables: &[StreamTable],
+        tables: &[Table],
         from: Token,
         limit: i64,
     ) -> Result<Vec<(Option<InstanceName>, Token)>, StoreError> {
         // Limited table by table, so that each is read along its index and no further.
         let parts: Vec<String> = tables
             .iter()
-            .map(|StreamTable { table, id }| {
+            .map(|Table { name, id, .. }| {
                 format!(
-                    "(SELECT DISTINCT {id}::int8 AS id, instance_name FROM {table} WHERE {id} >= $1 \
+                    "(SELECT DISTINCT {id}::int8 AS id, instance_name FROM {name} WHERE {id} >= $1 \
                       ORDER BY 1, 2 LIMIT $2)"
                 )
             })
@@ -121,7 +100,7 @@ impl Store {
         .await?;
         let row = |(token, cache_func, keys, at): (i64, String, Option<Vec<String>>, Option<i64>)| CacheInvalidation {
             token: Token(token),
-            cache_func,
+            func: cache_func,
             keys,
             at: at.map(Millis),
         };
