@@ -4,43 +4,22 @@ use std::{fmt, path::Path};
 
 /// One thing wrong with the configuration: where, what, and what to do. It never holds the value of a secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {problem}. {remedy}.")]
-pub struct ConfigError {
-    place: String,
-    problem: String,
-    remedy: String,
-}
+#[error("{0}")]
+pub struct ConfigError(String);
 
 impl ConfigError {
-    /// `file` is wrong as a whole.
-    pub(super) fn in_file(file: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            place: file.display().to_string(),
-            problem: problem.into(),
-            remedy: remedy.into(),
-        }
+    /// `key` of `file` is wrong; `problem` goes on with the sentence that the key begins.
+    pub(super) fn at_key(file: &str, key: &str, problem: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        Self(format!("{file}: `{key}` {problem}. {remedy}."))
     }
 
-    /// `key` of `file` is wrong.
-    pub(super) fn at_key(
-        file: impl fmt::Display,
-        key: &str,
-        problem: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> Self {
-        Self {
-            place: format!("{file}: `{key}`"),
-            problem: problem.into(),
-            remedy: remedy.into(),
-        }
+    /// `file` is wrong as a whole.
+    pub(super) fn in_file(file: &Path, problem: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        Self::outside(&file.display().to_string(), problem, remedy)
     }
 
     /// Something outside the files is wrong.
-    pub(super) fn outside(place: &str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            place: place.to_owned(),
-            problem: problem.into(),
-            remedy: remedy.into(),
-        }
+    pub(super) fn outside(place: &str, problem: impl fmt::Display, remedy: impl fmt::Display) -> Self {
+        Self(format!("{place}: {problem}. {remedy}."))
     }
 }

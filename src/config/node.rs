@@ -22,8 +22,8 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// An error about this value. Do not put the value of a secret into `problem`.
-    pub(super) fn error(&self, problem: impl Into<String>, remedy: impl Into<String>) -> ConfigError {
+    /// An error about this value; `problem` goes on with the sentence that the key begins. Do not put the value of a secret into `problem`.
+    pub(super) fn error(&self, problem: impl std::fmt::Display, remedy: impl std::fmt::Display) -> ConfigError {
         ConfigError::at_key(&self.file, &self.key, problem, remedy)
     }
 
@@ -198,7 +198,7 @@ impl<'a> Node<'a> {
     /// An error about the file at `path`, which this key names.
     pub(super) fn unreadable(&self, path: &std::path::Path, error: &std::io::Error) -> ConfigError {
         self.error(
-            format!("{} cannot be read: {error}", path.display()),
+            format!("names {}, which cannot be read: {error}", path.display()),
             "Check the path, and that the user Burdock runs as may read the file",
         )
     }

@@ -1,6 +1,6 @@
 //! Our own keys: the optional TOML file. `config.example.toml` describes each of them.
 
-use std::{fmt, fs, net::SocketAddr, path::Path, time::Duration};
+use std::{fs, net::SocketAddr, path::Path, time::Duration};
 
 use serde::{Deserialize, Deserializer, de::Error};
 use tracing_subscriber::EnvFilter;
@@ -22,6 +22,7 @@ struct OwnFile {
 #[cfg_attr(test, derive(serde::Serialize))]
 #[serde(deny_unknown_fields, default)]
 struct Listen {
+    #[serde(deserialize_with = "address")]
     address: Option<SocketAddr>,
 }
 
@@ -114,7 +115,7 @@ pub(super) fn read(path: Option<&Path>) -> Result<Own, ConfigError> {
     })?;
     parse(&text).map_err(|e| {
         let place = e.span().map_or(String::new(), |span| {
-            let line = text[..span.start].lines().count().max(1);
+            let line = text[..span.start].matches('\n').count() + 1;
             let content = text.lines().nth(line - 1).unwrap_or_default().trim();
             format!("line {line}, `{content}`: ")
         });
@@ -132,37 +133,33 @@ fn parse(text: &str) -> Result<Own, toml::de::Error> {
 }
 
 fn within<'de, D: Deserializer<'de>, const MIN: usize, const MAX: usize>(input: D) -> Result<usize, D::Error> {
-    let number = usize::deserialize(input)?;
-    check(
-        (MIN..=MAX).contains(&number),
-        number,
-        format_args!("give an integer from {MIN} to {MAX}"),
-    )
+    let number = usize::deserialize(input)
+        .ok()
+        .filter(|number| (MIN..=MAX).contains(number));
+    number.ok_or_else(|| D::Error::custom(format!("give an integer from {MIN} to {MAX}")))
+}
+
+fn address<'de, D: Deserializer<'de>>(input: D) -> Result<Option<SocketAddr>, D::Error> {
+    let address = SocketAddr::deserialize(input);
+    address
+        .map(Some)
+        .map_err(|_| D::Error::custom("give an address and a port, for example `127.0.0.1:9090`"))
 }
 
 fn age<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    let text = String::deserialize(input)?;
-    let age = duration::parse(&text)
-        .ok_or_else(|| D::Error::custom(format!("not a length of time. {}", duration::GRAMMAR)))?;
     let bounds = Duration::from_secs(1)..=Duration::from_secs(60 * 60);
-    check(
-        bounds.contains(&age),
-        age,
-        format_args!("give a length of time from 1s to 1h"),
-    )
+    let age = duration::parse(&String::deserialize(input)?).filter(|age| bounds.contains(age));
+    age.ok_or_else(|| D::Error::custom("give a length of time from `1s` to `1h`"))
 }
 
 fn filter<'de, D: Deserializer<'de>>(input: D) -> Result<String, D::Error> {
     let text = String::deserialize(input)?;
-    check(
-        EnvFilter::try_new(&text).is_ok(),
-        text,
-        format_args!("not a filter. Write for example `info` or `info,burdock::sender=debug`"),
-    )
-}
-
-fn check<T, E: Error>(is_right: bool, value: T, otherwise: fmt::Arguments<'_>) -> Result<T, E> {
-    if is_right { Ok(value) } else { Err(E::custom(otherwise)) }
+    match EnvFilter::try_new(&text) {
+        Ok(_) => Ok(text),
+        Err(_) => Err(D::Error::custom(
+            "give a filter, for example `info` or `info,burdock::sender=debug`",
+        )),
+    }
 }
 
 #[cfg(test)]

@@ -54,15 +54,15 @@ fn refuse_detours(layers: &Layers, env: &dyn Fn(&str) -> Option<String>) -> Resu
     if proxy.is_present() {
         return Err(proxy.error(
             "is set, and Burdock cannot send through a proxy yet",
-            "Set `https_proxy: null` in Burdock's own file if it may connect directly, or keep Synapse's federation sender",
+            "If Burdock may connect directly, set `https_proxy: null` in a file that only Burdock gets as its last -c; else keep Synapse's federation sender",
         ));
     }
     for name in ["https_proxy", "HTTPS_PROXY"] {
         if env(name).is_some_and(|value| !value.is_empty()) {
             return Err(ConfigError::outside(
-                &format!("environment: `{name}`"),
-                "is set, and Burdock cannot send through a proxy yet",
-                "Unset it for this process if it may connect directly, or keep Synapse's federation sender",
+                "the environment",
+                format!("`{name}` is set, and Burdock cannot send through a proxy yet"),
+                "If Burdock may connect directly, unset it for this process; else keep Synapse's federation sender",
             ));
         }
     }
@@ -94,7 +94,7 @@ fn custom_ca(layers: &Layers) -> Result<Option<Vec<Vec<u8>>>, ConfigError> {
             return Ok(pem);
         }
         Err(node.error(
-            format!("{path} holds no PEM certificate"),
+            format!("names {path}, which holds no PEM certificate"),
             "Name files of PEM certificates",
         ))
     };

@@ -23,15 +23,23 @@ const BASE64: engine::GeneralPurpose = engine::GeneralPurpose::new(
 pub(super) fn read(layers: &Layers, server_name: &ServerName) -> Result<SigningKey, ConfigError> {
     let inline = layers.get("signing_key");
     if let Some(text) = inline.text()? {
-        return parse(&text).map_err(|problem| inline.error(problem, GENERATE));
+        return parse(&text).map_err(|problem| inline.error(format!("is malformed: {problem}"), GENERATE));
     }
     let node = layers.get("signing_key_path");
     let path = match node.text()? {
         Some(path) => path.into(),
         None => layers.folder().join(format!("{server_name}.signing.key")),
     };
-    let text = fs::read_to_string(&path).map_err(|e| node.unreadable(&path, &e))?;
-    parse(&text).map_err(|problem| node.error(format!("{}: {problem}", path.display()), GENERATE))
+    let error = |problem: &dyn std::fmt::Display| {
+        let names = if node.is_present() {
+            "names"
+        } else {
+            "is absent and so means"
+        };
+        node.error(format!("{names} {}, {problem}", path.display()), GENERATE)
+    };
+    let text = fs::read_to_string(&path).map_err(|e| error(&format_args!("which cannot be read: {e}")))?;
+    parse(&text).map_err(|problem| error(&format_args!("which is malformed: {problem}")))
 }
 
 /// The first key of `text`. The error says what is wrong with which line and holds nothing of its content.
@@ -41,7 +49,7 @@ fn parse(text: &str) -> Result<SigningKey, String> {
         let key = parse_line(line).map_err(|problem| format!("line {} {problem}", index + 1))?;
         first.get_or_insert(key);
     }
-    first.ok_or_else(|| "holds no key".to_owned())
+    first.ok_or_else(|| "no key is there".to_owned())
 }
 
 fn parse_line(line: &str) -> Result<SigningKey, &'static str> {
@@ -82,7 +90,7 @@ mod tests {
     #[test]
     fn a_malformed_line_is_an_error_that_does_not_show_it() {
         let cases = [
-            ("", "holds no key"),
+            ("", "no key is there"),
             ("c2VjcmV0", "line 1 does not have the three words"),
             ("rsa a_1 c2VjcmV0", "line 1 has an algorithm"),
             ("ed25519 a\"b c2VjcmV0", "line 1 has a key version"),

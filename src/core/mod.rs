@@ -4,6 +4,7 @@
 pub mod clock;
 pub mod event;
 pub mod id;
+pub mod metrics;
 pub mod replication;
 pub mod signing;
 pub mod state;
