@@ -129,11 +129,9 @@ impl World {
         unfinished.map_or(self.last_event, |lowest| lowest - 1)
     }
 
-    /// What a writer may say of itself: all its own up to here is persisted.
+    /// What a writer may say of itself: its newest event, or (idle) how far it knows all writers to be.
     fn own_position(&self, writer: usize) -> i64 {
-        self.unfinished[writer]
-            .front()
-            .map_or(self.last_event, |lowest| lowest - 1)
+        self.said[writer].max(self.truth())
     }
 
     fn publish(&mut self, queue: usize, line: String) {
