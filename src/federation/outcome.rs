@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::transaction::Accepted;
 
 /// Longest error code and detail text that are kept, bytes.
@@ -159,7 +157,6 @@ impl EventProbe {
 }
 
 /// A Matrix error body, as far as it is used. Each part stands for itself: a wrong type in one does not hide the other.
-#[derive(Default)]
 struct MatrixError {
     errcode: Option<String>,
     retry_after_ms: Option<u64>,
@@ -167,20 +164,12 @@ struct MatrixError {
 
 impl MatrixError {
     fn read(body: &[u8]) -> Self {
-        #[derive(Deserialize)]
-        struct Parts {
-            #[serde(default)]
-            errcode: serde_json::Value,
-            #[serde(default)]
-            retry_after_ms: serde_json::Value,
+        let answer: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
+        let errcode = answer.get("errcode").and_then(serde_json::Value::as_str);
+        Self {
+            errcode: errcode.map(|code| bounded(code.to_owned())),
+            retry_after_ms: answer.get("retry_after_ms").and_then(serde_json::Value::as_u64),
         }
-        serde_json::from_slice::<Parts>(body).map_or_else(
-            |_| Self::default(),
-            |parts| Self {
-                errcode: parts.errcode.as_str().map(|code| bounded(code.to_owned())),
-                retry_after_ms: parts.retry_after_ms.as_u64(),
-            },
-        )
     }
 }
 
@@ -286,6 +275,7 @@ mod tests {
         );
         assert_eq!(read(None, r#"{"errcode":5,"retry_after_ms":-1}"#), (None, None));
         assert_eq!(read(None, "<html>"), (None, None));
+        assert_eq!(read(None, r#"["M_LIMIT_EXCEEDED"]"#), (None, None));
         assert_eq!(
             read(None, &format!(r#"{{"errcode":"{}"}}"#, "é".repeat(1000)))
                 .0

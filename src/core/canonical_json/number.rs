@@ -54,24 +54,37 @@ pub(super) fn push(out: &mut String, text: &str, at: usize) -> Result<usize, Can
 
 /// Python's `repr`: the shortest digits that read back as the same double, plain from 1e-4 up to below 1e16.
 fn push_float(out: &mut String, float: f64) {
-    let plain = float == 0.0 || (1e-4..1e16).contains(&float.abs());
-    if plain {
-        // `{:?}` always shows a fraction, as Python does.
-        let start = out.len();
-        let _ = write!(out, "{float}");
-        if !out[start..].contains('.') {
-            out.push_str(".0");
-        }
-        return;
+    let shortest = format!("{float:e}");
+    let (digits, exponent) = shortest.split_once('e').unwrap_or((&shortest, "0"));
+    let fraction = digits.split_once('.').map_or(0, |(_, fraction)| fraction.len());
+    if float == 0.0 || (1e-4..1e16).contains(&float.abs()) {
+        let shift = exponent.parse().unwrap_or(0_isize);
+        let decimals = fraction.saturating_add_signed(-shift).max(1);
+        out.push_str(&nearest(float, format!("{float:.decimals$}"), || format!("{float:?}")));
+    } else {
+        let scientific = nearest(float, format!("{float:.fraction$e}"), || shortest.clone());
+        let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+        let (sign, size) = exponent.strip_prefix('-').map_or(('+', exponent), |size| ('-', size));
+        // Writing to a string cannot fail.
+        let _ = write!(out, "{digits}e{sign}{size:0>2}");
     }
-    let scientific = format!("{float:e}");
-    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let (sign, size) = exponent.strip_prefix('-').map_or(('+', exponent), |size| ('-', size));
-    let _ = write!(out, "{digits}e{sign}{size:0>2}");
+}
+
+/// Of two shortest forms that are equally near, as for ...5.25, Rust takes the upper one and Python the even one. `rounded`,
+/// of the same length and rounded to even, is Python's choice, unless it reads back as another double (which it can just
+/// above a power of two).
+fn nearest(float: f64, rounded: String, shortest: impl FnOnce() -> String) -> String {
+    if rounded.parse() == Ok(float) {
+        rounded
+    } else {
+        shortest()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::super::encode;
 
     #[test]
@@ -95,6 +108,13 @@ mod tests {
             ("3.141592653589793238", "3.141592653589793"),
             ("1e22", "1e+22"),
             ("-2.5e-7", "-2.5e-07"),
+            // Two shortest forms are equally near: the even one counts.
+            ("957837846426405.25", "957837846426405.2"),
+            ("-711640832826453.25", "-711640832826453.2"),
+            ("957837846426405.75", "957837846426405.8"),
+            // 2^-44: the nearest form of that length belongs to the double below.
+            ("5.684341886080801486968994140625e-14", "5.684341886080802e-14"),
+            ("9007199254740994.0", "9007199254740994.0"),
         ] {
             assert_eq!(encode(written).as_deref(), Ok(canonical), "{written}");
         }
@@ -104,6 +124,15 @@ mod tests {
     fn integers_keep_every_digit() {
         for text in ["0", "-1", "9007199254740993", "-123456789012345678901234567890"] {
             assert_eq!(encode(text).as_deref(), Ok(text));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn floats_read_back_as_themselves(float in any::<f64>().prop_filter("finite", |float| float.is_finite())) {
+            let canonical = encode(&format!("{float:?}")).unwrap();
+            prop_assert_eq!(canonical.parse().map(f64::to_bits), Ok(float.to_bits()));
+            prop_assert_eq!(encode(&canonical).unwrap(), canonical);
         }
     }
 }

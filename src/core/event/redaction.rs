@@ -134,3 +134,149 @@ pub fn event_id(json: &str, version: RoomVersion) -> Result<EventId, EventError>
     engine.encode_string(Sha256::digest(&redacted), &mut id);
     Ok(id.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use crate::core::event::{
+        parse_redacted,
+        tests::{stored, wire, with},
+    };
+
+    /// Type, room version, content before and after.
+    const REDACTIONS: &[(&str, &str, &str, &str)] = &[
+        (
+            "m.room.member",
+            "8",
+            r#"{"membership":"join","join_authorised_via_users_server":"@a:x"}"#,
+            r#"{"membership":"join"}"#,
+        ),
+        (
+            "m.room.member",
+            "9",
+            r#"{"join_authorised_via_users_server":"@a:x"}"#,
+            r#"{"join_authorised_via_users_server":"@a:x"}"#,
+        ),
+        (
+            "m.room.member",
+            "10",
+            r#"{"displayname":"A","third_party_invite":{"signed":{"a":1}}}"#,
+            "{}",
+        ),
+        (
+            "m.room.member",
+            "11",
+            r#"{"third_party_invite":{"display_name":"x","signed":{"a":1}}}"#,
+            r#"{"third_party_invite":{"signed":{"a":1}}}"#,
+        ),
+        (
+            "m.room.member",
+            "11",
+            r#"{"third_party_invite":{"x":1}}"#,
+            r#"{"third_party_invite":{}}"#,
+        ),
+        ("m.room.member", "11", r#"{"third_party_invite":1}"#, "{}"),
+        (
+            "m.room.create",
+            "10",
+            r#"{"creator":"@a:x","room_version":"10"}"#,
+            r#"{"creator":"@a:x"}"#,
+        ),
+        (
+            "m.room.create",
+            "11",
+            r#"{"q":1,"room_version":"11"}"#,
+            r#"{"q":1,"room_version":"11"}"#,
+        ),
+        (
+            "m.room.join_rules",
+            "7",
+            r#"{"allow":[],"join_rule":"x"}"#,
+            r#"{"join_rule":"x"}"#,
+        ),
+        (
+            "m.room.join_rules",
+            "8",
+            r#"{"allow":[],"join_rule":"x"}"#,
+            r#"{"allow":[],"join_rule":"x"}"#,
+        ),
+        (
+            "m.room.power_levels",
+            "10",
+            r#"{"ban":1,"events":{},"events_default":2,"invite":3,"kick":4,"notifications":{},"redact":5,"state_default":6,"users":{},"users_default":7}"#,
+            r#"{"ban":1,"events":{},"events_default":2,"kick":4,"redact":5,"state_default":6,"users":{},"users_default":7}"#,
+        ),
+        (
+            "m.room.power_levels",
+            "11",
+            r#"{"invite":0,"notifications":{}}"#,
+            r#"{"invite":0}"#,
+        ),
+        (
+            "m.room.aliases",
+            "1",
+            r##"{"aliases":["#a:x"]}"##,
+            r##"{"aliases":["#a:x"]}"##,
+        ),
+        (
+            "m.room.aliases",
+            "5",
+            r##"{"aliases":["#a:x"]}"##,
+            r##"{"aliases":["#a:x"]}"##,
+        ),
+        ("m.room.aliases", "6", r##"{"aliases":["#a:x"]}"##, "{}"),
+        (
+            "m.room.history_visibility",
+            "1",
+            r#"{"history_visibility":"joined","x":1}"#,
+            r#"{"history_visibility":"joined"}"#,
+        ),
+        ("m.room.redaction", "10", r#"{"reason":"r","redacts":"$a"}"#, "{}"),
+        (
+            "m.room.redaction",
+            "11",
+            r#"{"reason":"r","redacts":"$a"}"#,
+            r#"{"redacts":"$a"}"#,
+        ),
+        ("m.room.message", "11", r#"{"body":"b","membership":"join"}"#, "{}"),
+    ];
+
+    #[test]
+    fn redaction_keeps_what_each_version_keeps() {
+        for (kind, version, before, after) in REDACTIONS {
+            let before: Json = serde_json::from_str(before).unwrap();
+            let mut event = with(&json!({"type": kind, "content": before}));
+            if *version == "1" {
+                event["prev_events"] = json!([]);
+                event["auth_events"] = json!([]);
+            }
+            let content = &wire(&parse_redacted(&stored(&event, version)).unwrap())["content"];
+            assert_eq!(&content.to_string(), after, "{kind} in version {version}");
+        }
+    }
+
+    #[test]
+    fn redaction_keeps_the_old_top_level_keys_until_version_10() {
+        let event =
+            with(&json!({"origin": "x", "membership": "join", "prev_state": [], "redacts": "$a", "age_ts": 1, "k": 2}));
+        let keys = |version| {
+            let redacted = wire(&parse_redacted(&stored(&event, version)).unwrap());
+            redacted
+                .as_object()
+                .unwrap()
+                .keys()
+                .cloned()
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        let new =
+            "auth_events content depth hashes origin_server_ts prev_events room_id sender signatures type unsigned";
+        assert_eq!(keys("11"), new);
+        assert_eq!(
+            keys("10"),
+            "auth_events content depth hashes membership origin origin_server_ts prev_events prev_state room_id sender \
+             signatures type unsigned"
+        );
+    }
+}
