@@ -52,6 +52,7 @@ impl From<sqlx::Error> for StoreError {
                 key: "?".into(),
                 what: source.to_string(),
             },
+            sqlx::Error::PoolTimedOut => Self::Unavailable("no connection to it became free, or could be made".into()),
             _ => Self::Unavailable(error.to_string()),
         }
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sqlx::{
-    PgConnection, PgPool, Postgres, Transaction,
+    Connection, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
@@ -18,6 +18,9 @@ const ATTEMPTS: u32 = 5;
 
 /// How many rows one statement carries at most.
 pub(in crate::core::store) const CHUNK: usize = 10_000;
+
+/// How long a statement waits for a connection, while all are in use or the database is away.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A transaction that sits idle this long is ended by the server. Ours never wait for anything but the database.
 const IDLE_IN_TRANSACTION: Duration = Duration::from_mins(1);
@@ -37,12 +40,15 @@ impl Store {
     /// # Errors
     /// [`StoreError::Unavailable`] if it cannot be reached, [`StoreError::Incompatible`] for an unknown `sslmode`.
     pub async fn connect(db: &config::Database, me: InstanceName, server_name: ServerName) -> Result<Self, StoreError> {
+        let options = options(db)?;
+        // Tried first without the pool, which would wait for a server that is not there and then not say so.
+        PgConnection::connect_with(&options).await?.close().await?;
         let statement_timeout = db.statement_timeout;
         let pool = PgPoolOptions::new()
             .max_connections(db.max_connections.saturating_sub(1).max(1))
+            .acquire_timeout(ACQUIRE_TIMEOUT)
             .after_connect(move |connection, _| Box::pin(prepare_session(connection, statement_timeout)))
-            .connect_with(options(db)?)
-            .await?;
+            .connect_lazy_with(options);
         Ok(Self { pool, me, server_name })
     }
 
