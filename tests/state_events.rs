@@ -29,101 +29,31 @@ async fn a_page_holds_what_is_ours_or_sent_for_others() {
     with_database("state_page", |fixture| async move {
         fixture.room("!room").await;
         let remote = "@eve:remote.example";
-        fixture
-            .event(Event {
-                id: "$1",
-                ordering: 1,
-                group: Some(7),
-                ..Event::default()
-            })
-            .await;
-        fixture
-            .event(Event {
-                id: "$remote",
-                ordering: 2,
-                sender: remote,
-                ..Event::default()
-            })
-            .await;
+        fixture.event(Event::new("$1", 1).group(7)).await;
+        fixture.event(Event::new("$remote", 2).sender(remote)).await;
         let metadata = r#"{"send_on_behalf_of":"remote.example","out_of_band_membership":true,"soft_failed":true}"#;
         fixture
-            .event(Event {
-                id: "$behalf",
-                ordering: 3,
-                sender: remote,
-                metadata,
-                ..Event::default()
-            })
+            .event(Event::new("$behalf", 3).sender(remote).metadata(metadata))
             .await;
         // The words alone, or no name behind them, do not make it ours.
         let metadata = r#"{"send_on_behalf_of":null}"#;
         fixture
-            .event(Event {
-                id: "$null",
-                ordering: 4,
-                sender: remote,
-                metadata,
-                ..Event::default()
-            })
+            .event(Event::new("$null", 4).sender(remote).metadata(metadata))
             .await;
-        fixture
-            .event(Event {
-                id: "$outlier",
-                ordering: 5,
-                outlier: true,
-                ..Event::default()
-            })
-            .await;
-        fixture
-            .event(Event {
-                id: "$rejected",
-                ordering: 6,
-                ..Event::default()
-            })
-            .await;
+        fixture.event(Event::new("$outlier", 5).outlier()).await;
+        fixture.event(Event::new("$rejected", 6)).await;
         fixture
             .sql("INSERT INTO rejections VALUES ('$rejected', 'auth_error', '')")
             .await;
         let metadata = r#"{"proactively_send":false}"#;
+        fixture.event(Event::new("$2", 7).metadata(metadata)).await;
         fixture
-            .event(Event {
-                id: "$2",
-                ordering: 7,
-                metadata,
-                ..Event::default()
-            })
-            .await;
-        fixture
-            .event(Event {
-                id: "$lookalike",
-                ordering: 8,
-                sender: "@x:y:ours.example",
-                ..Event::default()
-            })
+            .event(Event::new("$lookalike", 8).sender("@x:y:ours.example"))
             .await;
         // Far away, so that several statements are needed.
-        fixture
-            .event(Event {
-                id: "$3",
-                ordering: 45_000,
-                ..Event::default()
-            })
-            .await;
-        fixture
-            .event(Event {
-                id: "$4",
-                ordering: 45_001,
-                metadata: "[damaged",
-                ..Event::default()
-            })
-            .await;
-        fixture
-            .event(Event {
-                id: "$backfilled",
-                ordering: -3,
-                ..Event::default()
-            })
-            .await;
+        fixture.event(Event::new("$3", 45_000)).await;
+        fixture.event(Event::new("$4", 45_001).metadata("[damaged")).await;
+        fixture.event(Event::new("$backfilled", -3)).await;
 
         let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(
@@ -169,11 +99,6 @@ async fn a_page_holds_what_is_ours_or_sent_for_others() {
 async fn events_come_in_the_order_asked_for_with_their_redactions() {
     with_database("state_redactions", |fixture| async move {
         fixture.room("!room").await;
-        let at = |id, ordering| Event {
-            id,
-            ordering,
-            ..Event::default()
-        };
         for (ordering, id) in (1..).zip([
             "$plain",
             "$sure",
@@ -183,53 +108,26 @@ async fn events_come_in_the_order_asked_for_with_their_redactions() {
             "$refused",
             "$elsewhere",
         ]) {
-            fixture.event(at(id, ordering)).await;
+            fixture.event(Event::new(id, ordering)).await;
         }
         fixture
-            .event(Event {
-                kind: "m.room.create",
-                state_key: Some(""),
-                ..at("$create", 10)
-            })
+            .event(Event::new("$create", 10).kind("m.room.create").state_key(""))
             .await;
         fixture
-            .event(Event {
-                sender: "@bad:remote.example",
-                ..at("$before-ban", 11)
-            })
+            .event(Event::new("$before-ban", 11).sender("@bad:remote.example"))
             .await;
         fixture
-            .event(Event {
-                sender: "@bad:remote.example",
-                ..at("$after-ban", 13)
-            })
+            .event(Event::new("$after-ban", 13).sender("@bad:remote.example"))
             .await;
-        let redaction = |id, ordering| Event {
-            kind: "m.room.redaction",
-            ..at(id, ordering)
-        };
+        let redaction = |id, ordering| Event::new(id, ordering).kind("m.room.redaction");
         let strict = r#"{"recheck_redaction":true}"#;
         let theirs = "@mod:remote.example";
         fixture
-            .event(Event {
-                sender: theirs,
-                metadata: strict,
-                ..redaction("$r-cross", 20)
-            })
+            .event(redaction("$r-cross", 20).sender(theirs).metadata(strict))
             .await;
-        fixture
-            .event(Event {
-                metadata: strict,
-                ..redaction("$r-same", 21)
-            })
-            .await;
+        fixture.event(redaction("$r-same", 21).metadata(strict)).await;
         fixture.event(redaction("$r-refused", 22)).await;
-        fixture
-            .event(Event {
-                room: "!other",
-                ..redaction("$r-elsewhere", 23)
-            })
-            .await;
+        fixture.event(redaction("$r-elsewhere", 23).room("!other")).await;
         fixture.event(redaction("$r-ban", 24)).await;
         fixture
             .sql(
@@ -284,14 +182,7 @@ async fn a_rooms_newest_events_partial_joins_and_erased_users_are_found() {
     with_database("state_rooms", |fixture| async move {
         let room = fixture.room("!room").await;
         for (id, ordering) in [("$1", 1), ("$2", 2), ("$3", 3), ("$old", -5)] {
-            fixture
-                .event(Event {
-                    id,
-                    ordering,
-                    group: Some(ordering),
-                    ..Event::default()
-                })
-                .await;
+            fixture.event(Event::new(id, ordering).group(ordering)).await;
         }
         fixture
             .sql(

@@ -235,13 +235,7 @@ async fn one_state_event_is_the_nearest_under_its_key() {
     with_database("state_event", |fixture| async move {
         fixture.room("!room").await;
         let visibility = "m.room.history_visibility";
-        let event = |id, ordering, content| Event {
-            id,
-            ordering,
-            kind: visibility,
-            content,
-            ..Event::default()
-        };
+        let event = |id, ordering, content| Event::new(id, ordering).kind(visibility).content(content);
         fixture
             .event(event("$old", 1, r#"{"history_visibility":"joined"}"#))
             .await;

@@ -68,34 +68,23 @@ async fn room(fixture: &Fixture) {
         .await;
 }
 
+fn member<'a>(id: &'a str, ordering: i64, key: &'a str, group: i64) -> Event<'a> {
+    Event::new(id, ordering).kind(MEMBER).state_key(key).group(group)
+}
+
+async fn to(fixture: &Fixture, cache: &JoinedHosts, event: &StoredEvent, facts: EventFacts<'_>) -> Vec<String> {
+    let hosts = recipients(&fixture.store, cache, event, facts).await.unwrap();
+    hosts.iter().map(ToString::to_string).collect()
+}
+
 #[tokio::test]
 async fn an_event_goes_to_the_servers_that_were_there_before_it() {
     with_database("state_recipients", |fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
-        let to = async |event: &StoredEvent, facts: EventFacts<'_>| -> Vec<String> {
-            let hosts = recipients(&fixture.store, &cache, event, facts).await.unwrap();
-            hosts.iter().map(ToString::to_string).collect()
-        };
-        let member = |id, ordering, key, group| Event {
-            id,
-            ordering,
-            kind: MEMBER,
-            state_key: Some(key),
-            group: Some(group),
-            ..Event::default()
-        };
+        let to = async |event: &StoredEvent, facts: EventFacts<'_>| to(&fixture, &cache, event, facts).await;
 
-        let plain = stored(
-            &fixture,
-            Event {
-                id: "$1",
-                ordering: 1,
-                group: Some(1),
-                ..Event::default()
-            },
-        )
-        .await;
+        let plain = stored(&fixture, Event::new("$1", 1).group(1)).await;
         assert_eq!(to(&plain, PLAIN).await, ["three", "two"]);
         assert!(
             to(
@@ -118,61 +107,9 @@ async fn an_event_goes_to_the_servers_that_were_there_before_it() {
         };
         let banned = stored(&fixture, member("$2", 2, "@bob:two", 2)).await;
         assert_eq!(to(&banned, ban).await, ["three", "two"], "the server's last user");
-        let after = stored(
-            &fixture,
-            Event {
-                id: "$3",
-                ordering: 3,
-                group: Some(2),
-                ..Event::default()
-            },
-        )
-        .await;
+        let after = stored(&fixture, Event::new("$3", 3).group(2)).await;
         assert_eq!(to(&after, PLAIN).await, ["three"]);
 
-        let invited = stored(&fixture, member("$4", 4, "@dan:four", 3)).await;
-        assert_eq!(
-            to(
-                &invited,
-                EventFacts {
-                    membership: Some("invite"),
-                    ..PLAIN
-                }
-            )
-            .await,
-            ["three", "two"]
-        );
-        let auth = [EventId::from("$dan-invited"), EventId::from("$ann")];
-        let invite = EventId::from("$dan-invited");
-        let facts = EventFacts {
-            auth_events: &auth,
-            replaces_state: Some(&invite),
-            membership: Some("leave"),
-            ..PLAIN
-        };
-        let rescinded = stored(&fixture, member("$5", 5, "@dan:four", 4)).await;
-        assert_eq!(
-            to(&rescinded, facts).await,
-            ["four", "three", "two"],
-            "the invite is taken back"
-        );
-        let refused = StoredEvent {
-            sender: "@dan:four".to_owned(),
-            ..rescinded.clone()
-        };
-        assert_eq!(to(&refused, facts).await, ["three", "two"], "its own doing");
-
-        let facts = EventFacts {
-            replaces_state: Some(&invite),
-            membership: Some("join"),
-            ..PLAIN
-        };
-        let joined = stored(&fixture, member("$6", 6, "@dan:four", 5)).await;
-        assert_eq!(
-            to(&joined, facts).await,
-            ["three", "two"],
-            "it was not there before its join"
-        );
         let again = EventFacts {
             replaces_state: Some(&replaced),
             membership: Some("join"),
@@ -182,7 +119,7 @@ async fn an_event_goes_to_the_servers_that_were_there_before_it() {
         assert_eq!(to(&rejoined, again).await, ["three", "two"], "a change of profile");
         let behalf = StoredEvent {
             send_on_behalf_of: Some("two".into()),
-            ..rejoined.clone()
+            ..rejoined
         };
         assert_eq!(to(&behalf, again).await, ["three"]);
 
@@ -204,20 +141,62 @@ async fn an_event_goes_to_the_servers_that_were_there_before_it() {
 }
 
 #[tokio::test]
+async fn an_invite_is_for_those_inside_and_taking_it_back_also_for_the_invited() {
+    with_database("state_invites", |fixture| async move {
+        room(&fixture).await;
+        let cache = JoinedHosts::default();
+        let to = async |event: &StoredEvent, facts: EventFacts<'_>| to(&fixture, &cache, event, facts).await;
+
+        let invited = stored(&fixture, member("$4", 4, "@dan:four", 3)).await;
+        assert_eq!(
+            to(
+                &invited,
+                EventFacts {
+                    membership: Some("invite"),
+                    ..PLAIN
+                }
+            )
+            .await,
+            ["three", "two"]
+        );
+
+        let auth = [EventId::from("$dan-invited"), EventId::from("$ann")];
+        let invite = &auth[0];
+        let facts = EventFacts {
+            auth_events: &auth,
+            replaces_state: Some(invite),
+            membership: Some("leave"),
+            ..PLAIN
+        };
+        let rescinded = stored(&fixture, member("$5", 5, "@dan:four", 4)).await;
+        assert_eq!(to(&rescinded, facts).await, ["four", "three", "two"]);
+        let refused = StoredEvent {
+            sender: "@dan:four".to_owned(),
+            ..rescinded
+        };
+        assert_eq!(to(&refused, facts).await, ["three", "two"], "its own doing");
+
+        let facts = EventFacts {
+            replaces_state: Some(invite),
+            membership: Some("join"),
+            ..PLAIN
+        };
+        let joined = stored(&fixture, member("$6", 6, "@dan:four", 5)).await;
+        assert_eq!(
+            to(&joined, facts).await,
+            ["three", "two"],
+            "it was not there before its join"
+        );
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_warm_cache_needs_no_statement_for_a_message_nor_for_our_own_members() {
     with_database("state_warm", |fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
-        let plain = stored(
-            &fixture,
-            Event {
-                id: "$1",
-                ordering: 1,
-                group: Some(1),
-                ..Event::default()
-            },
-        )
-        .await;
+        let plain = stored(&fixture, Event::new("$1", 1).group(1)).await;
         recipients(&fixture.store, &cache, &plain, PLAIN).await.unwrap();
         fixture.store.close().await;
         assert_eq!(
@@ -245,12 +224,7 @@ async fn a_room_being_joined_goes_by_the_list_it_was_given() {
     with_database("state_partial", |fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
-        let event = Event {
-            id: "$1",
-            ordering: 1,
-            group: Some(2),
-            ..Event::default()
-        };
+        let event = Event::new("$1", 1).group(2);
         fixture.event(event).await;
         fixture
             .sql(
@@ -289,13 +263,7 @@ async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
             ("$v-invited", 11, r#"{"history_visibility":"invited"}"#),
         ] {
             fixture
-                .event(Event {
-                    id,
-                    ordering,
-                    kind,
-                    content,
-                    ..Event::default()
-                })
+                .event(Event::new(id, ordering).kind(kind).content(content))
                 .await;
         }
         fixture.group(20, "!room", Some(3), &[(kind, "", "$v-joined")]).await;
@@ -304,16 +272,7 @@ async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
             .group(22, "!room", Some(21), &[(MEMBER, "@bob:two", "$bob-banned")])
             .await;
         let cache = JoinedHosts::default();
-        let plain = stored(
-            &fixture,
-            Event {
-                id: "$1",
-                ordering: 1,
-                group: Some(3),
-                ..Event::default()
-            },
-        )
-        .await;
+        let plain = stored(&fixture, Event::new("$1", 1).group(3)).await;
         let sees = async |group: Option<i64>, server: &str| {
             let event = StoredEvent {
                 state_group: group.map(burdock::core::id::StateGroup),
@@ -344,15 +303,7 @@ async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
 async fn the_flags_of_an_event_say_whether_it_is_ours_to_send() {
     with_database("state_ours", |fixture| async move {
         fixture.room("!room").await;
-        let own = stored(
-            &fixture,
-            Event {
-                id: "$1",
-                ordering: 1,
-                ..Event::default()
-            },
-        )
-        .await;
+        let own = stored(&fixture, Event::new("$1", 1)).await;
         let ours = OURS.into();
         assert!(is_ours_to_send(&own, &ours));
         let theirs = StoredEvent {

@@ -21,25 +21,26 @@ pub struct Fixture {
     pub pool: PgPool,
 }
 
-/// An event to be stored. Whatever is not said is as for a plain message of ours.
+/// An event to be stored.
 pub struct Event<'a> {
     pub id: &'a str,
-    pub ordering: i64,
-    pub room: &'a str,
-    pub kind: &'a str,
-    pub state_key: Option<&'a str>,
-    pub sender: &'a str,
-    pub content: &'a str,
-    pub metadata: &'a str,
-    pub outlier: bool,
-    pub group: Option<i64>,
+    ordering: i64,
+    room: &'a str,
+    kind: &'a str,
+    state_key: Option<&'a str>,
+    sender: &'a str,
+    content: &'a str,
+    metadata: &'a str,
+    outlier: bool,
+    group: Option<i64>,
 }
 
-impl Default for Event<'_> {
-    fn default() -> Self {
+impl<'a> Event<'a> {
+    /// A plain message of ours.
+    pub fn new(id: &'a str, ordering: i64) -> Self {
         Self {
-            id: "",
-            ordering: 0,
+            id,
+            ordering,
             room: "!room",
             kind: "m.room.message",
             state_key: None,
@@ -48,6 +49,45 @@ impl Default for Event<'_> {
             metadata: "{}",
             outlier: false,
             group: None,
+        }
+    }
+
+    pub fn room(self, room: &'a str) -> Self {
+        Self { room, ..self }
+    }
+
+    pub fn kind(self, kind: &'a str) -> Self {
+        Self { kind, ..self }
+    }
+
+    pub fn state_key(self, key: &'a str) -> Self {
+        Self {
+            state_key: Some(key),
+            ..self
+        }
+    }
+
+    pub fn sender(self, sender: &'a str) -> Self {
+        Self { sender, ..self }
+    }
+
+    pub fn content(self, content: &'a str) -> Self {
+        Self { content, ..self }
+    }
+
+    pub fn metadata(self, metadata: &'a str) -> Self {
+        Self { metadata, ..self }
+    }
+
+    pub fn outlier(self) -> Self {
+        Self { outlier: true, ..self }
+    }
+
+    /// The state group after it.
+    pub fn group(self, group: i64) -> Self {
+        Self {
+            group: Some(group),
+            ..self
         }
     }
 }
@@ -111,6 +151,7 @@ impl Fixture {
         room.into()
     }
 
+    /// Stores an event, and its state group if it has one.
     pub async fn event(&self, event: Event<'_>) {
         sqlx::query(
             "INSERT INTO events (event_id, stream_ordering, topological_ordering, depth, type, state_key, room_id,

@@ -196,3 +196,74 @@ impl Rooms {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SERVERS: [&str; 5] = ["a", "b", "b.c", "d", "e:1"];
+
+    proptest! {
+        #[test]
+        fn changed_hosts_are_a_sorted_map_of_what_is_left(
+            steps in prop::collection::vec(prop::collection::btree_map(0..SERVERS.len(), -2..3_i64, 0..5), 0..10),
+        ) {
+            let mut model = BTreeMap::new();
+            let mut hosts = Hosts::default();
+            for step in steps {
+                for (server, change) in &step {
+                    let users = model.entry(SERVERS[*server]).or_insert(0_i64);
+                    *users = (*users + change).max(0);
+                }
+                model.retain(|_, users| *users > 0);
+                hosts = hosts.changed(step.into_iter().map(|(at, change)| (SERVERS[at].into(), change)).collect());
+                let found: Vec<(&str, i64)> = hosts.0.iter().map(|(name, users)| (name.as_str(), (*users).into())).collect();
+                prop_assert_eq!(&found, &model.iter().map(|(name, users)| (*name, *users)).collect::<Vec<_>>());
+                for server in SERVERS {
+                    prop_assert_eq!(i64::from(hosts.users(server)), model.get(server).copied().unwrap_or(0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_room_keeps_the_groups_asked_for_last() {
+        let mut rooms = Rooms::default();
+        let room = RoomId::from("!room");
+        let limit = i64::try_from(MAX_GROUPS).unwrap();
+        let fill = |cell: &Cell| cell.set(Arc::default()).unwrap();
+        for group in 0..limit {
+            fill(&rooms.cell(&room, StateGroup(group)).0);
+        }
+        assert!(rooms.cell(&room, StateGroup(0)).0.initialized());
+        let (new, relatives) = rooms.cell(&room, StateGroup(limit));
+        assert_eq!(relatives.len(), MAX_GROUPS, "all it knows may be built upon");
+        fill(&new);
+        assert!(
+            rooms.cell(&room, StateGroup(0)).0.initialized(),
+            "it was asked for since"
+        );
+        assert!(
+            !rooms.cell(&room, StateGroup(1)).0.initialized(),
+            "the oldest made place"
+        );
+        assert_eq!(rooms.rooms[&room].groups.len(), MAX_GROUPS);
+    }
+
+    #[test]
+    fn the_room_not_asked_about_for_longest_makes_place() {
+        let mut rooms = Rooms::default();
+        let name = |at: usize| RoomId::from(format!("!{at}"));
+        for at in 0..MAX_ROOMS {
+            rooms.cell(&name(at), StateGroup(1));
+        }
+        rooms.cell(&name(0), StateGroup(1));
+        rooms.cell(&name(MAX_ROOMS), StateGroup(1));
+        assert_eq!(rooms.rooms.len(), MAX_ROOMS);
+        assert!(rooms.rooms.contains_key(&name(0)) && !rooms.rooms.contains_key(&name(1)));
+    }
+}

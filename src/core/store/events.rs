@@ -14,13 +14,16 @@ use crate::core::id::{EventId, RoomId, ServerName, StateGroup, StreamOrdering, d
 /// How many stream orderings one statement covers, so that a long absence is many short statements.
 const STEP: i64 = 10_000;
 
+/// `LATERAL (... OFFSET 0)`: for a long range PostgreSQL would rather scan all of `event_json`, the largest table there is.
 macro_rules! select_events {
     ($rest:literal) => {
         concat!(
             "SELECT e.stream_ordering, e.event_id, e.room_id, e.type, e.state_key, e.sender, r.room_version,
                     j.format_version, j.json, j.internal_metadata, g.state_group, p.event_id IS NOT NULL AS partial_state
              FROM events e
-             JOIN event_json j ON j.event_id = e.event_id
+             CROSS JOIN LATERAL (
+                 SELECT d.format_version, d.json, d.internal_metadata FROM event_json d
+                 WHERE d.event_id = e.event_id OFFSET 0) j
              LEFT JOIN rooms r ON r.room_id = e.room_id
              LEFT JOIN event_to_state_groups g ON g.event_id = e.event_id
              LEFT JOIN partial_state_events p ON p.event_id = e.event_id
