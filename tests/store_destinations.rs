@@ -6,10 +6,8 @@ mod database;
 use burdock::core::{
     clock::Millis,
     id::{EventId, InstanceName, RoomId, ServerName, StreamOrdering, Token},
-    store::{
-        CacheInvalidation, CacheRow, Checkpoint, DestinationRecord, EventCursor, OwedRoom, RetryTimings, StoreError,
-        StreamTable,
-    },
+    replication::{gap::CacheInvalidation, stream::Table},
+    store::{CacheRow, Checkpoint, DestinationRecord, EventCursor, OwedRoom, RetryTimings, StoreError},
 };
 use database::{Event, TestDatabase};
 
@@ -301,6 +299,7 @@ async fn destinations_are_read_with_what_they_are_owed() {
                 failing_since: Some(Millis(4))
             },
             owed_from: Some(StreamOrdering(30)),
+            owed_up_to: Some(StreamOrdering(30)),
             has_backlog: false,
         }
     );
@@ -309,6 +308,7 @@ async fn destinations_are_read_with_what_they_are_owed() {
         found["null"],
         DestinationRecord {
             owed_from,
+            owed_up_to: Some(StreamOrdering(9)),
             ..DestinationRecord::default()
         }
     );
@@ -538,13 +538,15 @@ async fn streams_tell_where_they_stand() {
     let Some(db) = TestDatabase::new().await else { return };
     let store = db.store("fed1").await;
     let tables = [
-        StreamTable {
-            table: "device_lists_outbound_pokes",
+        Table {
+            name: "device_lists_outbound_pokes",
             id: "stream_id",
+            instance: "instance_name",
         },
-        StreamTable {
-            table: "sticky_events",
+        Table {
+            name: "sticky_events",
             id: "stream_id",
+            instance: "instance_name",
         },
     ];
     assert_eq!(store.greatest_position(&tables).await, Ok(None));
@@ -586,9 +588,9 @@ async fn missed_cache_rows_are_read_by_writer() {
             (8, 'master', 'later', NULL, NULL)",
     )
     .await;
-    let row = |token, cache_func: &str, keys: Option<Vec<String>>, at| CacheInvalidation {
+    let row = |token, func: &str, keys: Option<Vec<String>>, at| CacheInvalidation {
         token: Token(token),
-        cache_func: cache_func.into(),
+        func: func.into(),
         keys,
         at,
     };

@@ -103,11 +103,19 @@ impl Sender {
     }
 
     fn note_figures(&self) {
-        let Figures { live, behind, backing_off, working, queued } = self.ledger.lock().figures(clock::now());
+        let Figures {
+            live,
+            behind,
+            backing_off,
+            working,
+            queued,
+        } = self.ledger.lock().figures(clock::now());
         self.metrics.set_destinations(DestinationState::Live, live);
         self.metrics.set_destinations(DestinationState::Behind, behind);
         self.metrics.set_destinations(DestinationState::Backoff, backing_off);
-        self.metrics.pending_destinations.set(i64::try_from(working).unwrap_or(i64::MAX));
+        self.metrics
+            .pending_destinations
+            .set(i64::try_from(working).unwrap_or(i64::MAX));
         self.metrics.pending_pdus.set(i64::try_from(queued).unwrap_or(i64::MAX));
     }
 }

@@ -209,7 +209,10 @@ impl EventLoop {
         let wakes = sender.ledger.lock().enter(entries, late, read_up_to, clock::now());
         for entry in entries.iter().filter(|entry| !entry.destinations.is_empty()) {
             sender.metrics.sent_pdus.inc();
-            sender.metrics.sent_pdu_destinations.inc_by(entry.destinations.len() as u64);
+            sender
+                .metrics
+                .sent_pdu_destinations
+                .inc_by(entry.destinations.len() as u64);
         }
         sender.wake(wakes);
         Ok(())

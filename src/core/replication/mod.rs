@@ -7,6 +7,7 @@
 pub mod bus;
 pub mod command;
 mod echoes;
+mod from_store;
 pub mod gap;
 pub mod http_gaps;
 pub mod lane;
@@ -16,6 +17,8 @@ pub mod reader;
 pub mod redis_bus;
 pub mod stream;
 pub mod task;
+
+pub use from_store::start_positions;
 
 #[cfg(test)]
 mod simulation;
