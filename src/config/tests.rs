@@ -51,9 +51,7 @@ fn load(extra: &str) -> Result<Config, String> {
 }
 
 fn refusal(extra: &str) -> String {
-    load(extra)
-        .map(|config| format!("not refused: {config:?}"))
-        .unwrap_or_else(|error| error)
+    load(extra).map_or_else(|error| error, |config| format!("not refused: {config:?}"))
 }
 
 #[test]
@@ -368,9 +366,7 @@ fn refusals_outside_the_yaml_read_well() {
     let texts: Vec<String> = results
         .into_iter()
         .map(|result| {
-            result
-                .map(|config| format!("not refused: {config:?}"))
-                .unwrap_or_else(|error| error)
+            result.map_or_else(|error| error, |config| format!("not refused: {config:?}"))
         })
         .collect();
     insta::assert_snapshot!(texts.join("\n\n"));

@@ -264,7 +264,7 @@ impl Ledger {
     pub fn accepted(&mut self, name: &ServerName, now: Now) {
         let undecided = self.undecided.first().copied();
         self.change(name, |destination, outstanding| {
-            destination.accepted(undecided, now, outstanding)
+            destination.accepted(undecided, now, outstanding);
         });
     }
 

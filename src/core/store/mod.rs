@@ -31,6 +31,7 @@ use crate::core::{
 
 /// An event as stored, with what decides whether and where it is sent.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that the database keeps by itself")]
 pub struct StoredEvent {
     /// `events.stream_ordering`.
     pub stream_ordering: StreamOrdering,
