@@ -18,4 +18,6 @@ pub mod stream;
 pub mod task;
 
 #[cfg(test)]
+mod scripts;
+#[cfg(test)]
 mod simulation;
