@@ -23,6 +23,7 @@ pub use self::{
     lock::InstanceLock,
     pool::Store,
     state::HostChanges,
+    streams::{CacheInvalidation, StreamTable},
 };
 use crate::core::{
     clock::Millis,
