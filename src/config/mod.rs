@@ -1,8 +1,30 @@
 //! The validated configuration: Synapse's own YAML files and our optional TOML file become one [`Config`].
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+mod address_ranges;
+mod database;
+mod duration;
+mod error;
+mod node;
+mod own;
+mod redis;
+mod remote;
+mod server_name;
+mod signing_key;
+mod workers;
+mod yaml;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use ipnet::IpNet;
+
+pub use error::ConfigError;
 
 use crate::core::{
     id::{InstanceName, ServerName},
@@ -32,6 +54,60 @@ pub struct Config {
     pub sticky_events: bool,
     /// Our own keys (`burdock.toml`).
     pub own: Own,
+    /// What is odd in the files, but does not keep us from starting: sentences for the log.
+    pub warnings: Vec<String>,
+}
+
+impl Config {
+    /// Reads Synapse's files `yaml_paths` (what follows each `-c`, in order; a folder means its `*.yaml`), and our own
+    /// TOML file `own`, and checks everything.
+    ///
+    /// # Errors
+    /// The first thing that is wrong: file, key, what is wrong, what to do.
+    pub fn load(yaml_paths: &[PathBuf], own: Option<&Path>) -> Result<Self, ConfigError> {
+        Self::load_with(yaml_paths, own, &|name| std::env::var(name).ok())
+    }
+
+    fn load_with(
+        yaml_paths: &[PathBuf],
+        own: Option<&Path>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let own = own::read(own)?;
+        let layers = yaml::Layers::read(yaml_paths)?;
+        let server_name = server_name::read(&layers)?;
+        let instance = workers::instance(&layers)?;
+        let experimental = layers.get("experimental_features");
+        Ok(Self {
+            database: database::read(&layers)?,
+            redis: redis::read(&layers)?,
+            replication: workers::read(&layers, &instance)?,
+            federation: remote::read(&layers, env)?,
+            retry: remote::read_retry(&layers)?,
+            sticky_events: experimental.get("msc4354_enabled")?.flag()?.unwrap_or(false),
+            signing_key: signing_key::read(&layers, &server_name)?,
+            server_name,
+            instance,
+            own,
+            warnings: warnings(layers),
+        })
+    }
+}
+
+fn warnings(layers: yaml::Layers) -> Vec<String> {
+    let unused = [
+        (
+            "worker_listeners",
+            "Burdock opens none of these listeners; health and metrics are at its own `[listen] address`",
+        ),
+        (
+            "modules",
+            "Burdock runs no modules; callbacks on delivery over federation are not called",
+        ),
+    ];
+    let of_keys = unused.iter().filter_map(|(key, what)| layers.get(key).warning(what));
+    let of_keys: Vec<String> = of_keys.collect();
+    layers.warnings.into_iter().chain(of_keys).collect()
 }
 
 /// A string that neither `Debug` nor `Display` reveals.
@@ -183,7 +259,7 @@ pub struct Retry {
 }
 
 /// Our own keys, each with its default.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Own {
     /// `[listen] address`: where `/health` and `/metrics` are served; not served if absent.
     pub listen: Option<SocketAddr>,
@@ -202,7 +278,9 @@ pub struct Own {
 }
 
 /// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[cfg_attr(test, derive(serde::Serialize))]
+#[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Pretty on a terminal, plain lines otherwise.
     Text,

@@ -3,7 +3,10 @@
 //! The text types share their bytes (`Arc<str>`): one event's room and its destinations are named in many places at
 //! once, and a clone must cost no allocation.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, net::Ipv6Addr, sync::Arc};
+
+/// The longest identifier Matrix allows, bytes.
+pub const MAX_ID_BYTES: usize = 255;
 
 macro_rules! text_id {
     ($(#[$doc:meta])* $name:ident) => {
@@ -74,6 +77,41 @@ text_id! {
     InstanceName
 }
 
+impl ServerName {
+    /// Its host (`[...]` around an IPv6 address kept) and explicit port; `None` if it is not of a server name's form.
+    #[must_use]
+    pub fn parts(&self) -> Option<(&str, Option<u16>)> {
+        let name = self.as_str();
+        let host_end = if name.starts_with('[') {
+            name.find(']')? + 1
+        } else {
+            name.find(':').unwrap_or(name.len())
+        };
+        let (host, rest) = name.split_at(host_end);
+        let host_is_valid = match host.strip_prefix('[') {
+            Some(address) => address.strip_suffix(']')?.parse::<Ipv6Addr>().is_ok(),
+            None => {
+                !host.is_empty()
+                    && host
+                        .bytes()
+                        .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'.')
+            }
+        };
+        if !host_is_valid || name.len() > MAX_ID_BYTES {
+            return None;
+        }
+        if rest.is_empty() {
+            return Some((host, None));
+        }
+        let digits = rest.strip_prefix(':')?;
+        let port = digits
+            .parse()
+            .ok()
+            .filter(|port| *port != 0 && digits.bytes().all(|b| b.is_ascii_digit()))?;
+        Some((host, Some(port)))
+    }
+}
+
 /// The server a user id belongs to: what follows the first `:`. `None` if there is no `:`.
 #[must_use]
 pub fn domain_of(user_id: &str) -> Option<&str> {
@@ -133,5 +171,53 @@ mod tests {
     fn a_users_domain_is_all_that_follows_the_first_colon() {
         assert_eq!(domain_of("@ann:example.com:8448"), Some("example.com:8448"));
         assert_eq!(domain_of("@ann"), None);
+    }
+
+    #[test]
+    fn a_server_name_has_a_host_and_perhaps_a_port() {
+        let parts = |name: &str| {
+            ServerName::from(name)
+                .parts()
+                .map(|(host, port)| (host.to_owned(), port))
+        };
+        for (name, host, port) in [
+            ("example.com", "example.com", None),
+            ("Example-1.com:443", "Example-1.com", Some(443)),
+            ("1.2.3.4:8448", "1.2.3.4", Some(8448)),
+            ("[::1]", "[::1]", None),
+            ("[2001:db8::1]:65535", "[2001:db8::1]", Some(65535)),
+            ("example.com.", "example.com.", None),
+        ] {
+            assert_eq!(parts(name), Some((host.to_owned(), port)), "{name}");
+        }
+        for name in [
+            "",
+            ":8448",
+            "a:",
+            "a:0",
+            "a:65536",
+            "a:+1",
+            "a:1:2",
+            "a b",
+            "a/b",
+            "a\"b",
+            "ä",
+            "a_b",
+            "::1",
+            "[::1",
+            "[]",
+            "[::1]x",
+            "[::1]:",
+            "[1.2.3.4]",
+            "[fe80::1%1]",
+            "a@b",
+            "\n",
+            "a.com\n",
+            "[a]:1",
+        ] {
+            assert_eq!(parts(name), None, "{name:?}");
+        }
+        assert_eq!(parts(&"a".repeat(255)), Some(("a".repeat(255), None)));
+        assert_eq!(parts(&"a".repeat(256)), None);
     }
 }

@@ -1,1 +1,217 @@
 //! What to send, to whom, when.
+//!
+//! The event loop reads the homeserver's events and enters them into the ledger; each destination with something to do
+//! has a task that asks the ledger for its next step and carries it out; checkpoints write the ledger back.
+
+pub mod attempt;
+pub mod backoff;
+pub mod bodies;
+mod catch_up;
+pub mod checkpoint;
+pub mod destination;
+mod events;
+pub mod ledger;
+pub mod outstanding;
+pub mod shard;
+#[cfg(test)]
+mod simulation;
+pub mod sticky;
+pub mod wake;
+mod worker;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use tokio::{sync::Notify, time::sleep};
+use tokio_util::task::TaskTracker;
+
+use self::{
+    bodies::Bodies, checkpoint::Checkpoints, destination::Limits, events::EventLoop, ledger::Ledger, shard::Shard,
+    wake::TwinAlive,
+};
+use crate::{
+    config::Retry,
+    core::{
+        clock,
+        id::{InstanceName, ServerName},
+        metrics::Metrics,
+        replication::task::{Publisher, Subscription},
+        shutdown::Shutdown,
+        state::joined_hosts::JoinedHosts,
+        store::{EventCursor, Store, StoreError},
+    },
+    federation::{client::Client, transaction::TransactionIds},
+};
+
+/// What a sender is made of.
+pub struct Parts {
+    /// Our server's name.
+    pub origin: ServerName,
+    /// Our instance name.
+    pub me: InstanceName,
+    /// Our share of the destinations.
+    pub shard: Shard,
+    /// The retry schedule.
+    pub policy: Retry,
+    /// When a destination is behind.
+    pub limits: Limits,
+    /// Whether the homeserver keeps sticky events.
+    pub sticky: bool,
+    /// The database.
+    pub store: Store,
+    /// The way to other servers.
+    pub client: Client,
+    /// Where we resume.
+    pub cursor: EventCursor,
+    /// The source of all randomness.
+    pub rng: SmallRng,
+    /// Transaction ids.
+    pub transaction_ids: TransactionIds,
+    /// Figures.
+    pub metrics: Arc<Metrics>,
+    /// When to stop.
+    pub shutdown: Shutdown,
+}
+
+/// What requests in flight get to end in, once the process drains.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// What all tasks share.
+struct Sender {
+    origin: ServerName,
+    me: InstanceName,
+    shard: Shard,
+    policy: Retry,
+    limits: Limits,
+    sticky: bool,
+    store: Store,
+    client: Client,
+    joined_hosts: JoinedHosts,
+    publisher: Publisher,
+    ledger: Mutex<Ledger>,
+    /// The bell of each destination's task.
+    nudges: Mutex<HashMap<ServerName, Arc<Notify>>>,
+    checkpoints: Checkpoints,
+    bodies: Bodies,
+    transaction_ids: TransactionIds,
+    rng: Mutex<SmallRng>,
+    metrics: Arc<Metrics>,
+    /// The destinations' tasks.
+    tracker: TaskTracker,
+    /// Whose turn it is to write a back-off.
+    retry_writes: tokio::sync::Mutex<()>,
+    look_at_deltas: Notify,
+    scan_now: Notify,
+    shutdown: Shutdown,
+}
+
+/// Why a sender had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum SenderError {
+    /// The database.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A Python sender under our name.
+    #[error(transparent)]
+    Twin(#[from] TwinAlive),
+}
+
+/// Sends until the process is to stop; then finishes what is in flight and writes a last checkpoint.
+///
+/// # Errors
+///
+/// Another process has our place: a [`SenderError`] says which.
+pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderError> {
+    let Parts {
+        cursor,
+        metrics,
+        shutdown,
+        ..
+    } = &parts;
+    let Subscription {
+        events_up_to,
+        heard,
+        publisher,
+        ..
+    } = subscription;
+    let up_to = *events_up_to.borrow();
+    let deltas = match cursor.deltas {
+        Some(deltas) => deltas,
+        None => parts.store.first_delta_cursor(clock::now().wall, up_to).await?,
+    };
+    let sender = Arc::new(Sender {
+        ledger: Mutex::new(Ledger::new(*cursor, parts.limits)),
+        metrics: Arc::clone(metrics),
+        shutdown: shutdown.clone(),
+        origin: parts.origin,
+        me: parts.me,
+        shard: parts.shard,
+        policy: parts.policy,
+        limits: parts.limits,
+        sticky: parts.sticky,
+        store: parts.store,
+        client: parts.client,
+        joined_hosts: JoinedHosts::default(),
+        publisher,
+        nudges: Mutex::default(),
+        checkpoints: Checkpoints::default(),
+        bodies: Bodies::default(),
+        transaction_ids: parts.transaction_ids,
+        rng: Mutex::new(parts.rng),
+        tracker: TaskTracker::new(),
+        retry_writes: tokio::sync::Mutex::default(),
+        look_at_deltas: Notify::new(),
+        scan_now: Notify::new(),
+    });
+    let events = EventLoop::new(Arc::clone(&sender), events_up_to, deltas).run();
+    let workers_done = {
+        let sender = Arc::clone(&sender);
+        async move {
+            sender.shutdown.drain.cancelled().await;
+            sender.tracker.close();
+            tokio::select! {
+                () = sender.tracker.wait() => {}
+                () = sleep(DRAIN) => {}
+                () = sender.shutdown.stop.cancelled() => {}
+            }
+        }
+    };
+    let drain = sender.shutdown.drain.clone();
+    let listen = Arc::clone(&sender).listen(heard);
+    let checkpoints = Arc::clone(&sender).keep_checkpoints(workers_done);
+    let scan = Arc::clone(&sender).scan();
+    // Whoever fails has the others drain, and the last checkpoint is still written.
+    let ((), (), listened, kept) = tokio::join!(
+        events,
+        scan,
+        async { listen.await.inspect_err(|_| drain.cancel()) },
+        async { checkpoints.await.inspect_err(|_| drain.cancel()) },
+    );
+    kept?;
+    listened?;
+    Ok(())
+}
+
+impl Sender {
+    /// Whether a destination is ours to send to: our share, and permitted.
+    fn may_send_to(&self, name: &ServerName) -> bool {
+        self.shard.owns(name) && self.client.denied(name).is_none()
+    }
+
+    /// Has the ledger know these destinations as the database does; one look for all that are new.
+    async fn introduce(&self, names: impl IntoIterator<Item = &ServerName>) -> Result<(), StoreError> {
+        let unknown = self.ledger.lock().unknown(names);
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let records = self.store.destinations(&unknown).await?;
+        let now = clock::now();
+        let mut ledger = self.ledger.lock();
+        for name in unknown {
+            let record = records.get(&name).cloned().unwrap_or_default();
+            ledger.introduce(name, &record, now);
+        }
+        Ok(())
+    }
+}

@@ -15,7 +15,7 @@ const KILLS: u32 = 20;
 pub async fn every_event_reaches_every_server_all_the_same(rig: &Rig) -> Result<()> {
     let room = rig.shared_room(RoomOptions::default()).await?;
     let fakes = rig.joined_fakes(DESTINATIONS, &room).await?;
-    let seed = u64::try_from(burdock::core::clock::now().0)?;
+    let seed = u64::try_from(burdock::core::clock::now().wall.0)?;
     eprintln!("  the moments are drawn from seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let traffic = rig.traffic(&room);

@@ -112,7 +112,7 @@ impl FakeServer {
 
     fn finish(&self, mut event: Value, version: u32) -> (String, Value) {
         event["origin"] = json!(self.name());
-        event["origin_server_ts"] = json!(burdock::core::clock::now().0);
+        event["origin_server_ts"] = json!(burdock::core::clock::now().wall.0);
         if let Some(event) = event.as_object_mut() {
             event.remove("unsigned");
         }

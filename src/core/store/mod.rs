@@ -2,6 +2,28 @@
 //!
 //! No `sqlx` type leaves this folder.
 
+mod backlog;
+mod backlog_record;
+mod catch_up;
+mod checkpoint;
+mod deltas;
+mod destinations;
+mod error;
+mod events;
+mod lock;
+mod pool;
+mod positions;
+mod schema;
+mod state;
+mod streams;
+
+pub use self::{
+    deltas::{DeltaScan, MemberDelta},
+    error::StoreError,
+    lock::InstanceLock,
+    pool::Store,
+    state::HostChanges,
+};
 use crate::core::{
     clock::Millis,
     id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
@@ -83,6 +105,8 @@ pub struct DestinationRecord {
     /// The lowest of its `destination_rooms.stream_ordering` above `last_successful` (of all, if that is absent): it is
     /// owed something.
     pub owed_from: Option<StreamOrdering>,
+    /// The highest of them.
+    pub owed_up_to: Option<StreamOrdering>,
     /// It has rows in the sticky backlog.
     pub has_backlog: bool,
 }
@@ -135,14 +159,23 @@ pub struct BacklogRow {
     pub recent_join: Option<EventId>,
 }
 
-/// What to send of a room's backlog.
-#[derive(Debug, Clone)]
+/// One of our sticky events in a room's backlog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BacklogItem {
+    /// Its position in the sticky stream.
+    pub position: StickyPosition,
+    /// The event.
+    pub event_id: EventId,
+    /// It may be sent: it is there, neither rejected, redacted nor soft-failed, and its sender is not erased. If not,
+    /// pass over it.
+    pub sendable: bool,
+}
+
+/// What a room's backlog holds for a destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BacklogPage {
-    /// Ascending. Alive, ours, not redacted, not soft-failed, sender not erased.
-    pub events: Vec<(StickyPosition, StoredEvent)>,
-    /// The position that stands for "nothing at or below here is left": above the last one read, whether it is in
-    /// `events` or was left out.
-    pub next: StickyPosition,
+    /// Ascending. Alive and ours. The position after the last one stands for "nothing below here is left".
+    pub items: Vec<BacklogItem>,
     /// The destination has a joined user in the room.
     pub joined: bool,
 }

@@ -1,1 +1,0 @@
-//! Events: from what the database stores to the bytes of a PDU.

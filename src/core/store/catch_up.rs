@@ -1,0 +1,112 @@
+//! What a destination that fell behind is owed, and the record of each step it catches up.
+
+use super::{OwedRoom, Store, StoreError, pool::retrying};
+use crate::core::id::{EventId, RoomId, ServerName, StreamOrdering};
+
+impl Store {
+    /// The rooms in which `destination` is owed something above `after`, in the order of what is owed.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn owed_rooms(
+        &self,
+        destination: &ServerName,
+        after: StreamOrdering,
+        limit: i64,
+    ) -> Result<Vec<OwedRoom>, StoreError> {
+        let rows: Vec<(String, i64, Option<String>)> = sqlx::query_as(
+            "SELECT r.room_id, r.stream_ordering, e.event_id \
+             FROM destination_rooms r LEFT JOIN events e ON e.stream_ordering = r.stream_ordering \
+             WHERE r.destination = $1 AND r.stream_ordering > $2 \
+             ORDER BY r.stream_ordering LIMIT $3",
+        )
+        .bind(destination.as_str())
+        .bind(after.0)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await?;
+        let owed = |(room, ordering, event): (String, i64, Option<String>)| OwedRoom {
+            room_id: RoomId::from(room),
+            stream_ordering: StreamOrdering(ordering),
+            event_id: event.map(EventId::from),
+        };
+        Ok(rows.into_iter().map(owed).collect())
+    }
+
+    /// The lowest position that `destination` is owed: above its `last_successful`, or of all if it has none.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn lowest_owed(&self, destination: &ServerName) -> Result<Option<StreamOrdering>, StoreError> {
+        let records = self.destinations(std::slice::from_ref(destination)).await?;
+        Ok(records.get(destination).and_then(|record| record.owed_from))
+    }
+
+    /// Records that `destination` caught up from `old` to `new`, its `last_successful` from now on.
+    ///
+    /// Catch-up sends only the newest of each room. With `mark_sticky`, our sticky events that it passed over (above
+    /// `old`, up to and including `new`, of rooms that were owed, and not among `sent`) go into the backlog in the
+    /// same transaction. Returns whether there were any.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn finish_catch_up_step(
+        &self,
+        destination: &ServerName,
+        old: StreamOrdering,
+        new: StreamOrdering,
+        sent: &[StreamOrdering],
+        mark_sticky: bool,
+    ) -> Result<bool, StoreError> {
+        let sent: Vec<i64> = sent.iter().map(|ordering| ordering.0).collect();
+        retrying(|| self.try_finish_step(destination, old, new, &sent, mark_sticky)).await
+    }
+
+    async fn try_finish_step(
+        &self,
+        destination: &ServerName,
+        old: StreamOrdering,
+        new: StreamOrdering,
+        sent: &[i64],
+        mark_sticky: bool,
+    ) -> Result<bool, StoreError> {
+        let mut tx = self.pool.begin().await?;
+        let marked = if mark_sticky {
+            // The event at `new` is included: newer ones of its room may have been sent in its place.
+            sqlx::query(
+                "INSERT INTO destination_rooms_sticky_events_backlog AS old \
+                    (destination, room_id, sticky_events_stream_position) \
+                 SELECT $1, s.room_id, min(s.stream_id) \
+                 FROM destination_rooms r JOIN sticky_events s ON s.room_id = r.room_id \
+                 WHERE r.destination = $1 AND r.stream_ordering > $2 \
+                   AND s.event_stream_ordering > $2 AND s.event_stream_ordering <= $3 \
+                   AND s.event_stream_ordering <> ALL($4::int8[]) \
+                   AND substr(s.sender, strpos(s.sender, ':') + 1) = $5 \
+                 GROUP BY s.room_id ORDER BY s.room_id \
+                 ON CONFLICT (destination, room_id) DO UPDATE SET sticky_events_stream_position = \
+                    least(old.sticky_events_stream_position, EXCLUDED.sticky_events_stream_position)",
+            )
+            .bind(destination.as_str())
+            .bind(old.0)
+            .bind(new.0)
+            .bind(sent)
+            .bind(self.server_name.as_str())
+            .execute(&mut *tx)
+            .await?
+            .rows_affected()
+        } else {
+            0
+        };
+        sqlx::query(
+            "INSERT INTO destinations (destination, last_successful_stream_ordering) VALUES ($1, $2) \
+             ON CONFLICT (destination) DO UPDATE \
+             SET last_successful_stream_ordering = EXCLUDED.last_successful_stream_ordering",
+        )
+        .bind(destination.as_str())
+        .bind(new.0)
+        .execute(&mut *tx)
+        .await?;
+        tx.commit().await?;
+        Ok(marked > 0)
+    }
+}

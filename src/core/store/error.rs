@@ -1,0 +1,67 @@
+//! What can go wrong between us and the database, as far as a caller must tell it apart.
+
+/// Why a question to the database, or a change of it, failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// No connection, or the server refused the statement. Nothing was changed, or it is not known whether it was (the
+    /// connection broke at the commit): every change of this store may be repeated.
+    #[error("the database failed: {0}")]
+    Unavailable(String),
+    /// Others' transactions kept getting in the way, or a room was purged under us, at each of several attempts.
+    #[error("the database was too busy with conflicting changes: {0}")]
+    Conflict(String),
+    /// A row breaks what we rely on.
+    #[error("table {table}, row {key}: {what}")]
+    Damaged {
+        /// The table, or the query's column if the row could not be read at all.
+        table: String,
+        /// Which row.
+        key: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// This database, or our rights in it, are not what we can work with. The text says what to do.
+    #[error("{0}")]
+    Incompatible(String),
+    /// Our row of `federation_stream_position` is gone: a sender with another set of instances took over.
+    #[error(
+        "`federation_stream_position` has no row for this instance any more: a sender with another \
+         `federation_sender_instances` has taken over"
+    )]
+    TakenOver,
+    /// Another process holds this instance's lock.
+    #[error("another Burdock runs under this instance name (it holds the database lock as backend {0})")]
+    AlreadyRunning(i32),
+}
+
+impl StoreError {
+    /// Whether the same question may be answered later: nothing is wrong with what was asked about.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Conflict(_))
+    }
+}
+
+/// SQLSTATEs that a repetition of the whole transaction can cure.
+const TRANSIENT: [&str; 3] = [
+    "40001", // serialization_failure
+    "40P01", // deadlock_detected
+    "23503", // foreign_key_violation: a room was purged between our look and our write; the next look misses it
+];
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            sqlx::Error::Database(e) if e.code().is_some_and(|code| TRANSIENT.contains(&&*code)) => {
+                Self::Conflict(error.to_string())
+            }
+            sqlx::Error::ColumnDecode { index, source } => Self::Damaged {
+                table: format!("(column {index})"),
+                key: "?".into(),
+                what: source.to_string(),
+            },
+            sqlx::Error::PoolTimedOut => Self::Unavailable("no connection to it became free, or could be made".into()),
+            _ => Self::Unavailable(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Where an instance resumes: the rows of `federation_stream_position`, and what happens to them when the set of sender
+//! instances changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sqlx::PgConnection;
+
+use super::{EventCursor, Store, StoreError};
+use crate::core::id::{InstanceName, StreamOrdering, Token};
+
+impl Store {
+    /// Returns where we resume. If the instances in the table are not the configured ones, all configured ones get
+    /// their rows first, at the lowest position of any, so that none of them can skip what the others did before it
+    /// started.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] if the table lacks positions to start from, [`StoreError::TakenOver`] if `configured`
+    /// lacks our own name.
+    pub async fn adopt_positions(&self, configured: &[InstanceName]) -> Result<EventCursor, StoreError> {
+        let configured: BTreeSet<&str> = configured.iter().map(InstanceName::as_str).collect();
+        let mut tx = self.pool.begin().await?;
+        // Instances start at the same time, and the second must see what the first one made. Checkpoints wait, reads
+        // do not.
+        sqlx::query("LOCK TABLE federation_stream_position IN SHARE ROW EXCLUSIVE MODE")
+            .execute(&mut *tx)
+            .await?;
+        let found = Found::read(&mut tx).await?;
+        let plan = found.plan(&configured, self.me.as_str())?;
+        if let Some(federation) = plan.reset_federation_to {
+            reset(&mut tx, &configured, plan.cursor.position.0, federation).await?;
+            remember(&mut tx, &configured, plan.cursor).await?;
+        }
+        tx.commit().await?;
+        Ok(plan.cursor)
+    }
+
+    /// Stores the last token of the `federation` stream that was handled. Nobody reads it, but Synapse's sender keeps it.
+    ///
+    /// # Errors
+    /// [`StoreError::TakenOver`] if our row is gone.
+    pub async fn save_federation_token(&self, token: Token) -> Result<(), StoreError> {
+        let done = sqlx::query(
+            "UPDATE federation_stream_position SET stream_id = $2 WHERE type = 'federation' AND instance_name = $1",
+        )
+        .bind(self.me.as_str())
+        .bind(token.0)
+        .execute(&self.pool)
+        .await?;
+        if done.rows_affected() == 0 {
+            Err(StoreError::TakenOver)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// What the tables hold before we change anything.
+#[derive(Debug, Default)]
+struct Found {
+    /// Rows of type `events`.
+    events: BTreeMap<String, i64>,
+    /// Rows of type `federation`.
+    federation: BTreeMap<String, i64>,
+    /// What Burdock remembers: event cursor and delta cursor.
+    ours: BTreeMap<String, (Option<i64>, Option<i64>)>,
+}
+
+/// What follows from it.
+#[derive(Debug, PartialEq)]
+struct Plan {
+    cursor: EventCursor,
+    /// The set of instances changed: every configured one is to be given `cursor`, and this for `federation`.
+    reset_federation_to: Option<i64>,
+}
+
+impl Found {
+    async fn read(connection: &mut PgConnection) -> Result<Self, StoreError> {
+        let positions: Vec<(String, String, i64)> =
+            sqlx::query_as("SELECT type, instance_name, stream_id FROM federation_stream_position")
+                .fetch_all(&mut *connection)
+                .await?;
+        let ours: Vec<(String, Option<i64>, Option<i64>)> =
+            sqlx::query_as("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances")
+                .fetch_all(connection)
+                .await?;
+        let of_type = |wanted: &str| {
+            let rows = positions.iter().filter(|(kind, ..)| kind == wanted);
+            rows.map(|(_, name, position)| (name.clone(), *position)).collect()
+        };
+        Ok(Self {
+            events: of_type("events"),
+            federation: of_type("federation"),
+            ours: ours
+                .into_iter()
+                .map(|(name, events, deltas)| (name, (events, deltas)))
+                .collect(),
+        })
+    }
+
+    fn plan(&self, configured: &BTreeSet<&str>, me: &str) -> Result<Plan, StoreError> {
+        if !configured.contains(me) {
+            return Err(StoreError::TakenOver);
+        }
+        let complete = |rows: &BTreeMap<String, i64>| rows.keys().map(String::as_str).eq(configured.iter().copied());
+        if complete(&self.events)
+            && complete(&self.federation)
+            && let Some((me, position)) = self.events.get_key_value(me)
+        {
+            return Ok(Plan {
+                cursor: self.lowest([(me, *position)], *position),
+                reset_federation_to: None,
+            });
+        }
+        match (self.events.values().min(), self.federation.values().min()) {
+            (Some(events), Some(federation)) => Ok(Plan {
+                cursor: self.lowest(self.events.iter().map(|(name, position)| (name, *position)), *events),
+                reset_federation_to: Some(*federation),
+            }),
+            _ => Err(StoreError::Damaged {
+                table: "federation_stream_position".into(),
+                key: "type".into(),
+                what: "there is no row of type `events` or none of type `federation`; Synapse makes both with its \
+                       schema"
+                    .into(),
+            }),
+        }
+    }
+
+    /// The cursor at `position`, the lowest of `sources`. It is our own work only if all of them are, and the deltas
+    /// are read from the lowest cursor into them, if all are known.
+    fn lowest<'a>(&self, sources: impl IntoIterator<Item = (&'a String, i64)>, position: i64) -> EventCursor {
+        let (mut ours, mut deltas) = (true, Some(i64::MAX));
+        for (name, source) in sources {
+            let (event_cursor, delta_cursor) = self.ours.get(name).copied().unwrap_or_default();
+            ours &= event_cursor == Some(source);
+            deltas = deltas.zip(delta_cursor).map(|(a, b)| a.min(b));
+        }
+        EventCursor {
+            position: StreamOrdering(position),
+            ours,
+            deltas: deltas.map(StreamOrdering),
+        }
+    }
+}
+
+/// Gives every configured instance both rows, and takes away all others' (of these types; others are not ours).
+async fn reset(
+    connection: &mut PgConnection,
+    configured: &BTreeSet<&str>,
+    events: i64,
+    federation: i64,
+) -> Result<(), StoreError> {
+    let names: Vec<&str> = configured.iter().copied().collect();
+    sqlx::query(
+        "DELETE FROM federation_stream_position \
+         WHERE type IN ('events', 'federation') AND instance_name <> ALL($1::text[])",
+    )
+    .bind(&names)
+    .execute(&mut *connection)
+    .await?;
+    sqlx::query(
+        "INSERT INTO federation_stream_position (type, instance_name, stream_id) \
+         SELECT t.type, n.name, t.lowest \
+         FROM (VALUES ('events', $2::int8), ('federation', $3::int8)) AS t (type, lowest), unnest($1::text[]) AS n (name) \
+         ON CONFLICT (type, instance_name) DO UPDATE SET stream_id = EXCLUDED.stream_id",
+    )
+    .bind(&names)
+    .bind(events)
+    .bind(federation)
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Makes our own memory agree. A cursor that is not our work is remembered as none, or else the next instance to start,
+/// which finds the set complete, would take it for ours.
+async fn remember(
+    connection: &mut PgConnection,
+    configured: &BTreeSet<&str>,
+    cursor: EventCursor,
+) -> Result<(), StoreError> {
+    let names: Vec<&str> = configured.iter().copied().collect();
+    sqlx::query("DELETE FROM burdock.instances WHERE instance_name <> ALL($1::text[])")
+        .bind(&names)
+        .execute(&mut *connection)
+        .await?;
+    sqlx::query(
+        "INSERT INTO burdock.instances (instance_name, event_cursor, delta_cursor) \
+         SELECT name, $2, $3 FROM unnest($1::text[]) AS n (name) \
+         ON CONFLICT (instance_name) DO UPDATE \
+         SET event_cursor = EXCLUDED.event_cursor, delta_cursor = EXCLUDED.delta_cursor",
+    )
+    .bind(&names)
+    .bind(cursor.ours.then_some(cursor.position.0))
+    .bind(cursor.deltas.map(|deltas| deltas.0))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows(rows: &[(&str, i64)]) -> BTreeMap<String, i64> {
+        rows.iter()
+            .map(|(name, position)| ((*name).to_owned(), *position))
+            .collect()
+    }
+
+    fn found(events: &[(&str, i64)], ours: &[(&str, Option<i64>, Option<i64>)]) -> Found {
+        Found {
+            events: rows(events),
+            federation: rows(events),
+            ours: ours
+                .iter()
+                .map(|(name, event, delta)| ((*name).to_owned(), (*event, *delta)))
+                .collect(),
+        }
+    }
+
+    fn cursor(position: i64, ours: bool, deltas: Option<i64>) -> EventCursor {
+        EventCursor {
+            position: StreamOrdering(position),
+            ours,
+            deltas: deltas.map(StreamOrdering),
+        }
+    }
+
+    fn plan(found: &Found, configured: &[&str]) -> Plan {
+        found.plan(&configured.iter().copied().collect(), "a").unwrap()
+    }
+
+    #[test]
+    fn an_unchanged_set_resumes_at_its_own_row() {
+        let found = found(&[("a", 7), ("b", 3)], &[("a", Some(7), Some(6))]);
+        assert_eq!(
+            plan(&found, &["b", "a"]),
+            Plan {
+                cursor: cursor(7, true, Some(6)),
+                reset_federation_to: None
+            }
+        );
+    }
+
+    #[test]
+    fn a_position_moved_by_synapses_sender_is_not_ours_but_the_deltas_are() {
+        let found = found(&[("a", 9)], &[("a", Some(7), Some(6))]);
+        assert_eq!(plan(&found, &["a"]).cursor, cursor(9, false, Some(6)));
+    }
+
+    #[test]
+    fn a_changed_set_starts_at_the_lowest_of_all() {
+        let found = found(
+            &[("a", 7), ("b", 3)],
+            &[("a", Some(7), Some(6)), ("b", Some(3), Some(5))],
+        );
+        assert_eq!(
+            plan(&found, &["a"]),
+            Plan {
+                cursor: cursor(3, true, Some(5)),
+                reset_federation_to: Some(3)
+            }
+        );
+        assert_eq!(plan(&found, &["a", "b", "c"]).cursor, cursor(3, true, Some(5)));
+    }
+
+    #[test]
+    fn a_changed_set_is_ours_only_if_every_member_was() {
+        let found = found(&[("a", 7), ("b", 3)], &[("b", Some(3), Some(5))]);
+        assert_eq!(plan(&found, &["a"]).cursor, cursor(3, false, None));
+    }
+
+    #[test]
+    fn a_set_that_lacks_one_kind_of_row_is_completed() {
+        let mut found = found(&[("a", 7), ("b", 3)], &[]);
+        found.federation = rows(&[("a", 1)]);
+        assert_eq!(plan(&found, &["a", "b"]).reset_federation_to, Some(1));
+        found.federation = rows(&[]);
+        assert!(matches!(
+            found.plan(&["a", "b"].into(), "a"),
+            Err(StoreError::Damaged { .. })
+        ));
+    }
+
+    #[test]
+    fn who_is_not_configured_does_not_start() {
+        assert_eq!(
+            found(&[("a", 7)], &[]).plan(&["b"].into(), "a"),
+            Err(StoreError::TakenOver)
+        );
+    }
+}

@@ -1,0 +1,280 @@
+//! Reading state groups.
+//!
+//! A group is a full snapshot, or a change to the group its edge points to; the value of a key is the row found first on
+//! the way from the group along the edges. Ids only grow along that way backwards (Synapse draws them from a sequence), so
+//! "found first" is "highest group", and a chain is walked downwards only: an edge that leads up is damage, and no cycle can
+//! hold us. Everything about one group is read in one statement, that is in one snapshot, because Synapse turns changes
+//! into full groups while we read.
+//!
+//! `LATERAL (... OFFSET 0)` keeps PostgreSQL from scanning whole tables: it cannot know how short a chain is, and these
+//! tables hold hundreds of millions of rows.
+
+use super::{Store, StoreError};
+use crate::core::id::{EventId, RoomId, ServerName, StateGroup};
+
+/// A longer chain is damage: Synapse cuts them at 100, apart from those it makes in one batch.
+const MAX_CHAIN: i64 = 10_000;
+
+macro_rules! with_chain {
+    ($rest:literal) => {
+        concat!(
+            "WITH RECURSIVE walk(g) AS (
+                 SELECT $1::bigint
+               UNION
+                 SELECT p.g FROM walk w CROSS JOIN LATERAL (
+                     SELECT e.prev_state_group AS g FROM state_group_edges e
+                     WHERE e.state_group = w.g AND e.prev_state_group < w.g OFFSET 0) p
+             ),
+             chain AS MATERIALIZED (SELECT g FROM walk LIMIT 10001),
+             sound AS MATERIALIZED (
+                 SELECT count(*) AS length,
+                        count((SELECT s.id FROM state_groups s WHERE s.id = c.g)) AS stored,
+                        coalesce(bool_or((SELECT max(e.prev_state_group) FROM state_group_edges e
+                                          WHERE e.state_group = c.g) >= c.g), false) AS leads_up
+                 FROM chain c
+             ), ",
+            $rest
+        )
+    };
+}
+
+const HOST_CHANGES: &str = with_chain!(
+    "base AS MATERIALIZED (SELECT max(g) AS g FROM chain WHERE g = ANY($2)),
+     changed AS MATERIALIZED (
+         SELECT DISTINCT ON (s.state_key) s.state_key, s.event_id
+         FROM chain c CROSS JOIN LATERAL (
+             SELECT x.state_group, x.state_key, x.event_id FROM state_groups_state x
+             WHERE x.state_group = c.g AND x.type = 'm.room.member' OFFSET 0) s
+         WHERE c.g > coalesce((SELECT g FROM base), 0)
+         ORDER BY s.state_key, s.state_group DESC
+     ),
+     change AS (
+         SELECT substr(c.state_key, strpos(c.state_key, ':') + 1) AS server,
+                count(*) FILTER (WHERE now.membership = 'join') - count(*) FILTER (WHERE was.membership = 'join') AS users
+         FROM changed c
+         LEFT JOIN LATERAL (
+             SELECT m.membership FROM room_memberships m WHERE m.event_id = c.event_id OFFSET 0) now ON true
+         LEFT JOIN LATERAL (
+             SELECT m.membership FROM (
+                 SELECT x.event_id FROM chain b CROSS JOIN LATERAL (
+                     SELECT x.state_group, x.event_id FROM state_groups_state x
+                     WHERE x.state_group = b.g AND x.type = 'm.room.member' AND x.state_key = c.state_key OFFSET 0) x
+                 WHERE (SELECT g FROM base) IS NOT NULL AND b.g <= (SELECT g FROM base)
+                 ORDER BY x.state_group DESC LIMIT 1) o
+             JOIN room_memberships m ON m.event_id = o.event_id OFFSET 0) was ON true
+         WHERE strpos(c.state_key, ':') > 0
+         GROUP BY server
+     )
+     SELECT s.length, s.stored, s.leads_up, b.g, c.server, c.users
+     FROM sound s CROSS JOIN base b LEFT JOIN change c ON c.users <> 0"
+);
+
+const STATE_EVENT: &str = with_chain!(
+    "found AS MATERIALIZED (
+         SELECT x.event_id FROM chain c CROSS JOIN LATERAL (
+             SELECT x.state_group, x.event_id FROM state_groups_state x
+             WHERE x.state_group = c.g AND x.type = $2 AND x.state_key = $3 OFFSET 0) x
+         ORDER BY x.state_group DESC LIMIT 1
+     )
+     SELECT s.length, s.stored, s.leads_up, f.event_id, j.json
+     FROM sound s LEFT JOIN found f ON true LEFT JOIN event_json j ON j.event_id = f.event_id"
+);
+
+const SERVER_HAS_MEMBER: &str = with_chain!(
+    "member AS MATERIALIZED (
+         SELECT DISTINCT ON (s.state_key) s.event_id
+         FROM chain c CROSS JOIN LATERAL (
+             SELECT x.state_group, x.state_key, x.event_id FROM state_groups_state x
+             WHERE x.state_group = c.g AND x.type = 'm.room.member'
+               AND substr(x.state_key, strpos(x.state_key, ':') + 1) = $2 OFFSET 0) s
+         ORDER BY s.state_key, s.state_group DESC
+     )
+     SELECT s.length, s.stored, s.leads_up,
+            (SELECT count(*) > 0 FROM member x JOIN room_memberships m ON m.event_id = x.event_id
+             WHERE m.membership = ANY($3))
+     FROM sound s"
+);
+
+/// What is known of a chain before what it holds is trusted.
+struct Chain {
+    group: StateGroup,
+    length: i64,
+    stored: i64,
+    leads_up: bool,
+}
+
+impl Chain {
+    fn check(&self) -> Result<(), StoreError> {
+        let damaged = |table: &str, what: &str| StoreError::Damaged {
+            table: table.to_owned(),
+            key: self.group.to_string(),
+            what: what.to_owned(),
+        };
+        if self.length > MAX_CHAIN {
+            return Err(damaged(
+                "state_group_edges",
+                "the chain of changes is longer than 10,000",
+            ));
+        }
+        if self.leads_up {
+            return Err(damaged(
+                "state_group_edges",
+                "the chain of changes leads to a group made later",
+            ));
+        }
+        if self.stored < self.length {
+            return Err(damaged("state_groups", "a group of the chain of changes is missing"));
+        }
+        Ok(())
+    }
+}
+
+/// How the number of joined users of each server in a group differs from a base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostChanges {
+    /// The group it is compared with: one of those asked about; absent = compared with an empty room.
+    pub base: Option<StateGroup>,
+    /// Servers whose number of joined users differs, and by how much. No server twice, no zeros.
+    pub changes: Vec<(ServerName, i64)>,
+}
+
+impl Store {
+    /// The joined users per server in `group`, as the difference to the nearest of `known` that it descends from (the
+    /// same room's), or in full if it descends from none.
+    ///
+    /// # Errors
+    /// `Damaged` if the group is not stored, or its chain is broken; or if the database does not answer.
+    pub async fn host_changes(&self, group: StateGroup, known: &[StateGroup]) -> Result<HostChanges, StoreError> {
+        type Line = (i64, i64, bool, Option<i64>, Option<String>, Option<i64>);
+        let known: Vec<i64> = known.iter().map(|group| group.0).collect();
+        let rows: Vec<Line> = sqlx::query_as(HOST_CHANGES)
+            .bind(group.0)
+            .bind(&known)
+            .fetch_all(&self.pool)
+            .await?;
+        let mut found = HostChanges {
+            base: None,
+            changes: Vec::with_capacity(rows.len()),
+        };
+        for (length, stored, leads_up, base, server, users) in rows {
+            Chain {
+                group,
+                length,
+                stored,
+                leads_up,
+            }
+            .check()?;
+            found.base = base.map(StateGroup);
+            found.changes.extend(server.map(ServerName::from).zip(users));
+        }
+        Ok(found)
+    }
+
+    /// The JSON of the state event under that type and key in the group.
+    ///
+    /// # Errors
+    /// `Damaged` if the group is not stored, its chain is broken, or the event is missing; or if the database does not
+    /// answer.
+    pub async fn state_event(
+        &self,
+        group: StateGroup,
+        kind: &str,
+        state_key: &str,
+    ) -> Result<Option<String>, StoreError> {
+        type Line = (i64, i64, bool, Option<String>, Option<String>);
+        let (length, stored, leads_up, event_id, json): Line = sqlx::query_as(STATE_EVENT)
+            .bind(group.0)
+            .bind(kind)
+            .bind(state_key)
+            .fetch_one(&self.pool)
+            .await?;
+        Chain {
+            group,
+            length,
+            stored,
+            leads_up,
+        }
+        .check()?;
+        match (event_id, json) {
+            (Some(key), None) => Err(StoreError::Damaged {
+                table: "event_json".to_owned(),
+                key,
+                what: "a state event has no JSON".to_owned(),
+            }),
+            (_, json) => Ok(json),
+        }
+    }
+
+    /// Whether a user of that server has one of these memberships in the group.
+    ///
+    /// # Errors
+    /// `Damaged` if the group is not stored, or its chain is broken; or if the database does not answer.
+    pub async fn server_has_member(
+        &self,
+        group: StateGroup,
+        server: &ServerName,
+        memberships: &[&str],
+    ) -> Result<bool, StoreError> {
+        let (length, stored, leads_up, has): (i64, i64, bool, bool) = sqlx::query_as(SERVER_HAS_MEMBER)
+            .bind(group.0)
+            .bind(server.as_str())
+            .bind(memberships)
+            .fetch_one(&self.pool)
+            .await?;
+        Chain {
+            group,
+            length,
+            stored,
+            leads_up,
+        }
+        .check()?;
+        Ok(has)
+    }
+
+    /// The membership events among these: id, the user it is about, membership.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub async fn memberships(&self, ids: &[&EventId]) -> Result<Vec<(EventId, String, String)>, StoreError> {
+        let names: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
+        let rows: Vec<(String, String, String)> =
+            sqlx::query_as("SELECT event_id, user_id, membership FROM room_memberships WHERE event_id = ANY($1)")
+                .bind(&names)
+                .fetch_all(&self.pool)
+                .await?;
+        Ok(rows
+            .into_iter()
+            .map(|(id, user, membership)| (id.into(), user, membership))
+            .collect())
+    }
+
+    /// The servers with a joined user in the room's current state, ours included, in name order.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub async fn joined_hosts_now(&self, room_id: &RoomId) -> Result<Vec<ServerName>, StoreError> {
+        let rows: Vec<String> = sqlx::query_scalar(
+            "SELECT DISTINCT substr(state_key, strpos(state_key, ':') + 1) AS server FROM current_state_events
+             WHERE room_id = $1 AND type = 'm.room.member' AND membership = 'join' AND strpos(state_key, ':') > 0
+             ORDER BY server",
+        )
+        .bind(room_id.as_str())
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(ServerName::from).collect())
+    }
+
+    /// The servers that a room's incomplete join was told of; empty once the join is complete.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub async fn partial_room_servers(&self, room_id: &RoomId) -> Result<Vec<ServerName>, StoreError> {
+        let rows: Vec<String> = sqlx::query_scalar(
+            "SELECT server_name FROM partial_state_rooms_servers WHERE room_id = $1 ORDER BY server_name",
+        )
+        .bind(room_id.as_str())
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(ServerName::from).collect())
+    }
+}

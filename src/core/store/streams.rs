@@ -1,0 +1,123 @@
+//! Where the replication streams stand when we start, and the `caches` rows that a reader missed.
+
+use sqlx::AssertSqlSafe;
+
+use super::{Store, StoreError};
+use crate::core::{
+    clock::Millis,
+    id::{InstanceName, Token},
+    replication::{gap::CacheInvalidation, stream::Table},
+};
+
+impl Store {
+    /// The position each writer of a stream last stored (`stream_positions`), with writers that are no longer
+    /// configured among them. It may lag behind the tables.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn stored_positions(&self, stream_name: &str) -> Result<Vec<(InstanceName, Token)>, StoreError> {
+        let rows: Vec<(String, i64)> =
+            sqlx::query_as("SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = $1 ORDER BY 1")
+                .bind(stream_name)
+                .fetch_all(&self.pool)
+                .await?;
+        Ok(rows
+            .into_iter()
+            .map(|(instance, position)| (instance.into(), Token(position)))
+            .collect())
+    }
+
+    /// The greatest position in any of `tables`; `None` if all are empty.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn greatest_position(&self, tables: &[Table]) -> Result<Option<Token>, StoreError> {
+        let columns: Vec<String> = tables
+            .iter()
+            .map(|Table { name, id, .. }| format!("(SELECT max({id}) FROM {name})"))
+            .collect();
+        // `greatest` passes over NULLs.
+        let sql = format!("SELECT greatest(NULL::int8, {})::int8", columns.join(", "));
+        let position: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await?;
+        Ok(position.map(Token))
+    }
+
+    /// The first `limit` distinct positions in any of `tables` from `from` on, ascending, each with its writer (`None`
+    /// in rows from before there were several).
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn positions_from(
+        &self,
+        tables: &[Table],
+        from: Token,
+        limit: i64,
+    ) -> Result<Vec<(Option<InstanceName>, Token)>, StoreError> {
+        // Limited table by table, so that each is read along its index and no further.
+        let parts: Vec<String> = tables
+            .iter()
+            .map(|Table { name, id, .. }| {
+                format!(
+                    "(SELECT DISTINCT {id}::int8 AS id, instance_name FROM {name} WHERE {id} >= $1 \
+                      ORDER BY 1, 2 LIMIT $2)"
+                )
+            })
+            .collect();
+        let sql = format!("{} ORDER BY 1, 2 LIMIT $2", parts.join(" UNION "));
+        let rows: Vec<(i64, Option<String>)> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(from.0)
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await?;
+        Ok(rows
+            .into_iter()
+            .map(|(id, instance)| (instance.map(InstanceName::from), Token(id)))
+            .collect())
+    }
+
+    /// The `caches` rows of `writer` above `from`, up to and including `to`, ascending, at most `limit`.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn cache_rows(
+        &self,
+        writer: &InstanceName,
+        from: Token,
+        to: Token,
+        limit: i64,
+    ) -> Result<Vec<CacheInvalidation>, StoreError> {
+        // A NULL among the keys names no entry there could be, and must not make the whole page unreadable.
+        let rows: Vec<(i64, String, Option<Vec<String>>, Option<i64>)> = sqlx::query_as(
+            "SELECT stream_id, cache_func, array_remove(keys, NULL), invalidation_ts \
+             FROM cache_invalidation_stream_by_instance \
+             WHERE instance_name = $1 AND stream_id > $2 AND stream_id <= $3 ORDER BY stream_id LIMIT $4",
+        )
+        .bind(writer.as_str())
+        .bind(from.0)
+        .bind(to.0)
+        .bind(limit)
+        .fetch_all(&self.pool)
+        .await?;
+        let row = |(token, cache_func, keys, at): (i64, String, Option<Vec<String>>, Option<i64>)| CacheInvalidation {
+            token: Token(token),
+            func: cache_func,
+            keys,
+            at: at.map(Millis),
+        };
+        Ok(rows.into_iter().map(row).collect())
+    }
+
+    /// The position of the last `caches` row that we wrote.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn last_cache_token(&self) -> Result<Option<Token>, StoreError> {
+        let token: Option<i64> = sqlx::query_scalar(
+            "SELECT max(stream_id) FROM cache_invalidation_stream_by_instance WHERE instance_name = $1",
+        )
+        .bind(self.me.as_str())
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(token.map(Token))
+    }
+}

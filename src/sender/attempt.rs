@@ -1,0 +1,133 @@
+//! One attempt at a transaction: its tries, the waits between them, and what its end means for the back-off.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{Sender, backoff};
+use crate::{
+    core::{clock, id::ServerName, store::RetryTimings},
+    federation::{
+        outcome::{AfterTry, Outcome},
+        transaction::{Accepted, Body},
+    },
+};
+
+/// How an attempt ended.
+#[derive(Debug)]
+pub enum Attempt {
+    /// Accepted: the transaction is done.
+    Accepted(Accepted),
+    /// Refused in a way that may be about its size or content (400, 413).
+    Refused,
+    /// Failed; the destination's back-off is [`Sender::back_off`]'s business.
+    Failed,
+    /// Answered 2xx without a readable answer: not accepted, and no reason for back-off.
+    Unreadable,
+    /// The process is stopping.
+    Interrupted,
+}
+
+impl Sender {
+    /// Sends `body` under a new transaction id until it is accepted or the attempt is over.
+    ///
+    /// All tries repeat id and bytes, so a receiver that took an earlier one answers from memory.
+    pub(super) async fn attempt(&self, destination: &ServerName, body: &Body, nudge: &Notify) -> Attempt {
+        let transaction = self.transaction_ids.next_id();
+        let mut retries = 0;
+        let mut busy = 0;
+        loop {
+            let outcome = tokio::select! {
+                outcome = self.client.send(destination, &transaction, body) => outcome,
+                () = self.shutdown.stop.cancelled() => return Attempt::Interrupted,
+            };
+            let wait = match (outcome.after(), outcome) {
+                (AfterTry::Done, Outcome::Accepted(accepted)) => {
+                    self.metrics.sent_transactions.inc();
+                    self.succeeded(destination).await;
+                    return Attempt::Accepted(accepted);
+                }
+                (AfterTry::Busy, outcome) => {
+                    busy += 1;
+                    debug!(%destination, transaction, ?outcome, "busy with an earlier transaction");
+                    backoff::before_asking_a_busy_one(busy, outcome.retry_after(), &self.policy)
+                }
+                (AfterTry::Retry, outcome) => {
+                    retries += 1;
+                    debug!(%destination, transaction, retries, ?outcome, "try failed");
+                    backoff::before_retry(retries, &self.policy, &mut *self.rng.lock())
+                }
+                (AfterTry::Content, outcome) => {
+                    warn!(%destination, transaction, ?outcome, "transaction refused");
+                    return Attempt::Refused;
+                }
+                (AfterTry::Unreadable, outcome) => {
+                    warn!(%destination, transaction, ?outcome, "answer not readable");
+                    return Attempt::Unreadable;
+                }
+                (AfterTry::GiveUp | AfterTry::Done, outcome) => {
+                    info!(%destination, transaction, ?outcome, "attempt failed");
+                    return Attempt::Failed;
+                }
+            };
+            let Some(wait) = wait else {
+                info!(%destination, transaction, tries = retries + busy, "attempt failed");
+                return Attempt::Failed;
+            };
+            tokio::select! {
+                () = sleep(wait) => {}
+                () = nudge.notified() => {} // it was seen alive, or there is news about its back-off
+                () = self.shutdown.drain.cancelled() => return Attempt::Interrupted,
+            }
+        }
+    }
+
+    /// The destination answered: whatever back-off it had is over, and other processes are told.
+    async fn succeeded(&self, destination: &ServerName) {
+        let before = self.ledger.lock().retry(destination);
+        if before == RetryTimings::default() {
+            return;
+        }
+        self.write_retry(destination, RetryTimings::default()).await;
+        if before.failing_since.is_some() {
+            info!(%destination, "reachable again");
+            self.publisher.remote_server_up(destination);
+        }
+        self.ledger.lock().set_retry(destination, RetryTimings::default());
+    }
+
+    /// An attempt failed: one more step of back-off, and what was in memory becomes rows.
+    pub(super) async fn back_off(&self, destination: &ServerName) {
+        let before = self.ledger.lock().retry(destination);
+        let after = backoff::after_failure(before, clock::now().wall, &self.policy, &mut *self.rng.lock());
+        self.write_retry(destination, after).await;
+        info!(%destination, interval_ms = after.interval, "backing off");
+        self.ledger.lock().failed(destination, after);
+    }
+
+    /// Writes a destination's back-off and publishes that it changed.
+    ///
+    /// With the database away the process keeps to what it knows itself; the next step writes again.
+    async fn write_retry(&self, destination: &ServerName, timings: RetryTimings) {
+        // One at a time: readers throw away a row that is published after one with a higher position.
+        let Ok(_turn) = timeout(RETRY_WRITE_PATIENCE, self.retry_writes.lock()).await else {
+            warn!(%destination, "back-off not written: the database is slow");
+            return;
+        };
+        match self.store.set_retry(destination, timings, clock::now().wall).await {
+            Ok(Some(row)) => self.publisher.cache_row(&row),
+            Ok(None) => {}
+            Err(error) => warn!(%destination, %error, "back-off not written"),
+        }
+    }
+}
+
+/// How long a back-off waits to be written. It is known in memory anyway.
+const RETRY_WRITE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A pause after which an attempt that came to nothing is made anew.
+pub(super) const PAUSE: Duration = Duration::from_secs(30);

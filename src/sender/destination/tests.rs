@@ -1,0 +1,295 @@
+use super::*;
+use crate::core::{clock::Millis, id::StickyPosition, store::BacklogRow};
+
+const LIMITS: Limits = Limits {
+    pending: 1_000,
+    age: Duration::from_secs(10),
+    bytes: 1_000,
+};
+
+struct Scene {
+    destination: Destination,
+    outstanding: Outstanding,
+    now: Now,
+    head: StreamOrdering,
+}
+
+impl Scene {
+    fn new(record: &DestinationRecord) -> Self {
+        let now = Now {
+            wall: Millis(1_000_000),
+            at: Instant::now(),
+        };
+        Self {
+            destination: Destination::new(record, now),
+            outstanding: Outstanding::default(),
+            now,
+            head: StreamOrdering(0),
+        }
+    }
+
+    fn live() -> Self {
+        Self::new(&DestinationRecord {
+            last_successful: Some(StreamOrdering(0)),
+            ..DestinationRecord::default()
+        })
+    }
+
+    fn event(&mut self, ordering: i64, room: &str, bytes: usize) {
+        let ordering = StreamOrdering(ordering);
+        let pdu = Pdu {
+            event_id: format!("${ordering}").into(),
+            room_id: room.into(),
+            origin_server_ts: 0,
+            bytes: vec![b'x'; bytes].into(),
+        };
+        let since = self.now.at;
+        let pdu = Arc::new(OwedPdu { ordering, pdu, since });
+        self.destination
+            .append(&pdu, LIMITS, None, self.now, &mut self.outstanding);
+        self.head = self.head.max(ordering);
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now.at += Duration::from_millis(ms);
+        self.now.wall = self.now.wall.plus(i64::try_from(ms).unwrap());
+    }
+
+    fn next(&mut self) -> Step {
+        self.destination
+            .next(LIMITS, self.head, None, self.now, &mut self.outstanding)
+    }
+
+    /// The orderings that are sent next.
+    fn sent(&mut self) -> Vec<i64> {
+        match self.next() {
+            Step::Send(pdus) => pdus.iter().map(|pdu| pdu.ordering.0).collect(),
+            step => panic!("{step:?}"),
+        }
+    }
+
+    fn accept(&mut self) {
+        self.destination.accepted(None, self.now, &mut self.outstanding);
+    }
+
+    fn last_successful(&self) -> i64 {
+        self.destination.last_successful().unwrap().0
+    }
+}
+
+#[test]
+fn a_transaction_holds_fifty_pdus() {
+    let mut scene = Scene::live();
+    for ordering in 1..=120 {
+        scene.event(ordering, "!a", 1);
+    }
+    assert_eq!(scene.sent(), (1..=50).collect::<Vec<_>>());
+    scene.accept();
+    assert_eq!(scene.last_successful(), 50);
+    assert_eq!(scene.sent(), (51..=100).collect::<Vec<_>>());
+    scene.accept();
+    assert_eq!(scene.sent(), (101..=120).collect::<Vec<_>>());
+    assert_eq!(scene.outstanding.lowest(), Some(StreamOrdering(101)));
+    scene.accept();
+    assert!(matches!(scene.next(), Step::Idle));
+    assert_eq!(scene.last_successful(), 120);
+    assert!(scene.outstanding.is_empty());
+}
+
+#[test]
+fn a_transaction_is_bounded_in_bytes_and_a_larger_pdu_goes_alone() {
+    let mut scene = Scene::live();
+    for (ordering, bytes) in [(1, 400), (2, 500), (3, 400), (4, 5_000), (5, 10)] {
+        scene.event(ordering, "!a", bytes);
+    }
+    for expected in [vec![1, 2], vec![3], vec![4], vec![5]] {
+        assert_eq!(scene.sent(), expected);
+        scene.accept();
+    }
+}
+
+#[test]
+fn live_pdus_of_a_room_wait_for_its_backlog_but_others_do_not() {
+    let mut scene = Scene::live();
+    scene.destination.backlog().recorded(&"!a".into(), scene.now.at);
+    scene.event(1, "!a", 1);
+    scene.event(2, "!b", 1);
+    assert!(matches!(scene.next(), Step::Send(pdus) if pdus.len() == 1 && pdus[0].ordering.0 == 2));
+    scene.accept();
+    assert_eq!(scene.last_successful(), 0, "1 was not accepted");
+    assert!(matches!(scene.next(), Step::Backlog(BacklogStep::Load)));
+    let row = BacklogRow {
+        room_id: "!a".into(),
+        position: StickyPosition(7),
+        recent_join: None,
+    };
+    scene.destination.backlog().loaded(vec![row], scene.now.at);
+    assert!(matches!(scene.next(), Step::Backlog(BacklogStep::Push { .. })));
+    scene.destination.backlog().finished(&"!a".into());
+    assert_eq!(scene.sent(), [1]);
+    scene.accept();
+    assert_eq!(scene.last_successful(), 2);
+}
+
+#[test]
+fn live_pdus_wait_ten_seconds_at_most() {
+    let mut scene = Scene::live();
+    scene.destination.backlog().loaded(
+        vec![BacklogRow {
+            room_id: "!a".into(),
+            position: StickyPosition(7),
+            recent_join: Some("$join".into()),
+        }],
+        scene.now.at,
+    );
+    scene.event(1, "!a", 1);
+    let began = scene.now.at;
+    loop {
+        match scene.next() {
+            Step::Backlog(BacklogStep::Probe { room, .. }) => {
+                scene.destination.backlog().probed(&room, false, scene.now.at);
+            }
+            Step::Wait(until) => {
+                scene.now.at = until;
+                scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
+            }
+            Step::Send(_) => break,
+            step => panic!("{step:?}"),
+        }
+    }
+    assert_eq!(scene.now.at - began, HOLD_LIMIT);
+    assert!(scene.destination.is_live());
+}
+
+#[test]
+fn a_pdu_that_is_refused_for_itself_holds_up_nothing_else() {
+    let mut scene = Scene::live();
+    for ordering in 1..=8 {
+        scene.event(ordering, "!a", 1);
+    }
+    let mut accepted = vec![];
+    let mut tries = 0;
+    while let Step::Send(pdus) = scene.next() {
+        tries += 1;
+        if pdus.iter().any(|pdu| pdu.ordering.0 == 3) {
+            scene.destination.refused().unwrap();
+        } else {
+            accepted.extend(pdus.iter().map(|pdu| pdu.ordering.0));
+            scene.accept();
+        }
+    }
+    assert_eq!(accepted, [1, 2, 4, 5, 6, 7, 8]);
+    assert!(tries < 12, "{tries}");
+    assert_eq!(scene.last_successful(), 8);
+    assert!(scene.outstanding.is_empty());
+}
+
+#[test]
+fn a_destination_that_refuses_everything_fails() {
+    let mut scene = Scene::live();
+    for ordering in 1..=4 {
+        scene.event(ordering, "!a", 1);
+    }
+    let mut tries = 0;
+    loop {
+        let Step::Send(_) = scene.next() else { panic!() };
+        tries += 1;
+        if scene.destination.refused().is_err() {
+            break;
+        }
+    }
+    assert_eq!(tries, 4); // 4, 2, 1 and another 1
+    scene
+        .destination
+        .failed(RetryTimings::default(), &mut scene.outstanding);
+    assert_eq!(scene.destination.unwritten().0[&RoomId::from("!a")], StreamOrdering(4));
+    assert_eq!(scene.last_successful(), 0);
+    assert!(scene.outstanding.is_empty());
+}
+
+#[test]
+fn one_that_failed_is_caught_up_from_its_rows_once_it_is_due() {
+    let mut scene = Scene::live();
+    scene.event(1, "!a", 1);
+    scene.event(2, "!b", 1);
+    scene.sent();
+    let retry = RetryTimings {
+        last_tried: scene.now.wall,
+        interval: 60_000,
+        failing_since: Some(scene.now.wall),
+    };
+    scene.destination.failed(retry, &mut scene.outstanding);
+    assert!(matches!(scene.next(), Step::BackOff(wait) if wait == Duration::from_mins(1)));
+    scene.event(3, "!a", 1);
+    assert!(
+        scene.outstanding.is_empty(),
+        "one that is behind never holds the cursor"
+    );
+
+    scene.pass(60_000);
+    assert!(matches!(scene.next(), Step::Checkpoint));
+    for (room, ordering) in [("!a", 3), ("!b", 2)] {
+        scene.destination.wrote_owed(&room.into(), StreamOrdering(ordering));
+    }
+    let Step::CatchUp { after, up_to, .. } = scene.next() else {
+        panic!()
+    };
+    assert_eq!((after, up_to), (StreamOrdering(0), StreamOrdering(3)));
+    scene.destination.caught_up_to(StreamOrdering(2), scene.head, scene.now);
+    scene.event(4, "!a", 1);
+    assert_eq!(
+        scene.outstanding.lowest(),
+        Some(StreamOrdering(4)),
+        "kept in memory now"
+    );
+    scene.destination.caught_up_to(StreamOrdering(3), scene.head, scene.now);
+    assert!(scene.destination.caught_up());
+    assert_eq!(scene.sent(), [4]);
+}
+
+#[test]
+fn too_old_or_too_many_is_behind() {
+    let mut scene = Scene::live();
+    scene.event(1, "!a", 1);
+    scene.pass(10_000);
+    scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
+    assert!(scene.destination.is_live());
+    scene.pass(1);
+    scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
+    assert!(!scene.destination.is_live());
+
+    let mut scene = Scene::live();
+    for ordering in 1..=1_000 {
+        scene.event(ordering, "!a", 1);
+    }
+    assert!(scene.destination.is_live());
+    scene.event(1_001, "!a", 1);
+    assert!(!scene.destination.is_live());
+    assert!(scene.outstanding.is_empty());
+}
+
+#[test]
+fn what_is_accepted_after_it_became_behind_still_counts() {
+    let mut scene = Scene::live();
+    for ordering in 1..=60 {
+        scene.event(ordering, "!a", 1);
+    }
+    assert_eq!(scene.sent().len(), 50);
+    scene.pass(10_001);
+    scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
+    assert!(!scene.destination.is_live());
+    scene.accept();
+    assert_eq!(scene.last_successful(), 50);
+}
+
+#[test]
+fn one_never_reached_but_with_rows_is_owed_from_the_first_of_them() {
+    let scene = Scene::new(&DestinationRecord {
+        owed_from: Some(StreamOrdering(40)),
+        owed_up_to: Some(StreamOrdering(90)),
+        ..DestinationRecord::default()
+    });
+    assert!(!scene.destination.is_live());
+    assert_eq!(scene.last_successful(), 39);
+    assert_eq!(scene.destination.unwritten().1, Some(StreamOrdering(39)));
+}

@@ -1,0 +1,289 @@
+//! The event loop: from the head of the ledger to the position up to which everything is persisted.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tracing::{debug, warn};
+
+use super::{Sender, destination::OwedPdu, ledger::Entry};
+use crate::core::{
+    clock,
+    event::{self, ParsedEvent},
+    id::{RoomId, ServerName, StreamOrdering},
+    state::recipients::{self, EventFacts, RecipientsError},
+    store::{StoreError, StoredEvent},
+};
+
+/// Events of ours read at once.
+const PAGE: i64 = 250;
+
+/// A look without being told: repairs whatever notification was lost.
+const SLOW_TICK: Duration = Duration::from_mins(1);
+
+/// An event whose hosts cannot be computed is tried again for this long; then the hosts joined by then stand in.
+const HOSTS_PATIENCE: Duration = Duration::from_mins(1);
+
+/// How often such events are tried again.
+const DECIDE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Events that wait for their hosts; beyond this many the loop reads no further.
+const UNDECIDED_LIMIT: usize = 1_000;
+
+/// How long the loop waits before it looks again whether the destinations have caught their breath.
+const PRESSURE_PAUSE: Duration = Duration::from_millis(20);
+
+/// An event whose hosts are not known yet. Later events of its room wait behind it.
+struct Undecided {
+    event: StoredEvent,
+    parsed: ParsedEvent,
+    since: Instant,
+}
+
+/// The state of the loop.
+pub(super) struct EventLoop {
+    sender: Arc<Sender>,
+    up_to: watch::Receiver<StreamOrdering>,
+    deltas: StreamOrdering,
+    undecided: HashMap<RoomId, VecDeque<Undecided>>,
+}
+
+impl EventLoop {
+    pub(super) fn new(sender: Arc<Sender>, up_to: watch::Receiver<StreamOrdering>, deltas: StreamOrdering) -> Self {
+        Self {
+            sender,
+            up_to,
+            deltas,
+            undecided: HashMap::new(),
+        }
+    }
+
+    /// Runs until the process drains.
+    pub(super) async fn run(mut self) {
+        let sender = Arc::clone(&self.sender);
+        loop {
+            let target = *self.up_to.borrow_and_update();
+            let outcome = self.advance(target).await;
+            let pause = match outcome {
+                Ok(true) => Duration::ZERO,
+                Ok(false) if self.undecided.is_empty() => SLOW_TICK,
+                Ok(false) => DECIDE_INTERVAL,
+                Err(error) => {
+                    warn!(%error, "events cannot be read just now");
+                    Duration::from_secs(1)
+                }
+            };
+            if pause.is_zero() && !sender.shutdown.drain.is_cancelled() {
+                continue;
+            }
+            tokio::select! {
+                changed = self.up_to.changed() => if changed.is_err() { return },
+                () = sender.look_at_deltas.notified() => {}
+                () = sleep(pause) => {}
+                () = sender.shutdown.drain.cancelled() => return,
+            }
+        }
+    }
+
+    /// Reads a page. Returns whether there may be more at once.
+    async fn advance(&mut self, target: StreamOrdering) -> Result<bool, StoreError> {
+        let sender = Arc::clone(&self.sender);
+        self.decide().await?;
+        let head = sender.ledger.lock().head();
+        if sender.ledger.lock().is_pressed(clock::now()) {
+            sleep(PRESSURE_PAUSE).await;
+            return Ok(true);
+        }
+        if self.undecided.values().map(VecDeque::len).sum::<usize>() >= UNDECIDED_LIMIT {
+            return Ok(false);
+        }
+        let read = async {
+            if head < target {
+                sender.store.own_events(head, target, PAGE).await.map(Some)
+            } else {
+                Ok(None)
+            }
+        };
+        let deltas = &mut self.deltas;
+        let detect = async {
+            if sender.sticky {
+                sender.detect_new_servers(deltas, target).await
+            } else {
+                Ok(())
+            }
+        };
+        let (page, detected) = tokio::join!(read, detect);
+        detected?;
+        let Some(page) = page? else { return Ok(false) };
+        let read_up_to = page.read_up_to;
+        self.enter(page.events, read_up_to).await?;
+        sender.metrics.event_position.set(read_up_to.0);
+        Ok(read_up_to < target)
+    }
+
+    async fn enter(&mut self, events: Vec<StoredEvent>, read_up_to: StreamOrdering) -> Result<(), StoreError> {
+        let sender = Arc::clone(&self.sender);
+        let mut entries = vec![];
+        let mut sticky = vec![];
+        let mut late = vec![];
+        for event in events {
+            if !recipients::is_ours_to_send(&event, &sender.origin) {
+                continue;
+            }
+            let parsed = match event::parse(&event) {
+                Ok(parsed) => parsed,
+                Err(error) => {
+                    warn!(event_id = %event.event_id, %error, "stored event cannot be sent");
+                    continue;
+                }
+            };
+            let waits = self.undecided.contains_key(&event.room_id);
+            let hosts = if waits {
+                Err(RecipientsError::NotYet)
+            } else {
+                sender.hosts(&event, &parsed).await
+            };
+            match hosts {
+                Ok(hosts) => {
+                    let is_sticky = parsed.sticky;
+                    let Some(entry) = sender.entry(&event, parsed, hosts) else {
+                        continue;
+                    };
+                    if is_sticky {
+                        sticky.push(entries.len());
+                    }
+                    entries.push(entry);
+                }
+                Err(RecipientsError::Store(error)) if error.may_pass() => return Err(error), // the page is read again, whole
+                Err(error) => {
+                    if !waits {
+                        warn!(event_id = %event.event_id, %error, "its hosts are not known yet");
+                    }
+                    late.push((event.stream_ordering, event.room_id.clone()));
+                    let waiting = self.undecided.entry(event.room_id.clone()).or_default();
+                    waiting.push_back(Undecided {
+                        event,
+                        parsed,
+                        since: Instant::now(),
+                    });
+                }
+            }
+        }
+        let entered = self.enter_decided(&entries, &sticky, &late, read_up_to).await;
+        if entered.is_err() {
+            // The page will be read again: what it put aside must not be there twice.
+            for (ordering, room) in late.iter().rev() {
+                if let Some(waiting) = self.undecided.get_mut(room) {
+                    waiting.retain(|waiting| waiting.event.stream_ordering != *ordering);
+                    if waiting.is_empty() {
+                        self.undecided.remove(room);
+                    }
+                }
+            }
+        }
+        entered
+    }
+
+    async fn enter_decided(
+        &self,
+        entries: &[Entry],
+        sticky: &[usize],
+        late: &[(StreamOrdering, RoomId)],
+        read_up_to: StreamOrdering,
+    ) -> Result<(), StoreError> {
+        let sender = &self.sender;
+        sender
+            .introduce(entries.iter().flat_map(|entry| &entry.destinations))
+            .await?;
+        if sender.sticky && !sticky.is_empty() {
+            let sticky: Vec<&Entry> = sticky.iter().map(|index| &entries[*index]).collect();
+            sender.record_missed(&sticky).await?;
+        }
+        let late = late.iter().map(|(ordering, _)| *ordering);
+        let wakes = sender.ledger.lock().enter(entries, late, read_up_to, clock::now());
+        for entry in entries.iter().filter(|entry| !entry.destinations.is_empty()) {
+            sender.metrics.sent_pdus.inc();
+            sender
+                .metrics
+                .sent_pdu_destinations
+                .inc_by(entry.destinations.len() as u64);
+        }
+        sender.wake(wakes);
+        Ok(())
+    }
+
+    /// Tries again the events whose hosts are not known.
+    async fn decide(&mut self) -> Result<(), StoreError> {
+        let sender = Arc::clone(&self.sender);
+        let rooms: Vec<RoomId> = self.undecided.keys().cloned().collect();
+        for room in rooms {
+            let Some(waiting) = self.undecided.get_mut(&room) else {
+                continue;
+            };
+            while let Some(Undecided { event, parsed, since }) = waiting.front() {
+                let hosts = match sender.hosts(event, parsed).await {
+                    Ok(hosts) => hosts,
+                    Err(RecipientsError::Store(error)) if error.may_pass() => return Err(error),
+                    Err(error) if since.elapsed() < HOSTS_PATIENCE => {
+                        debug!(event_id = %event.event_id, %error, "its hosts are still not known");
+                        break;
+                    }
+                    Err(error) => {
+                        warn!(event_id = %event.event_id, %error, "sent to the servers joined now instead");
+                        sender.metrics.hosts_fallback.inc();
+                        sender.store.joined_hosts_now(&room).await?
+                    }
+                };
+                let entry = sender.entry(event, parsed.clone(), hosts);
+                if let Some(entry) = &entry {
+                    sender.introduce(&entry.destinations).await?;
+                    if sender.sticky && parsed.sticky {
+                        sender.record_missed(&[entry]).await?;
+                    }
+                }
+                let wakes = sender
+                    .ledger
+                    .lock()
+                    .decide(entry.as_ref(), event.stream_ordering, clock::now());
+                sender.wake(wakes);
+                waiting.pop_front();
+            }
+            if waiting.is_empty() {
+                self.undecided.remove(&room);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sender {
+    async fn hosts(&self, event: &StoredEvent, parsed: &ParsedEvent) -> Result<Vec<ServerName>, RecipientsError> {
+        let facts = EventFacts {
+            has_prev_events: !parsed.prev_events.is_empty(),
+            auth_events: &parsed.auth_events,
+            replaces_state: parsed.replaces_state.as_ref(),
+            membership: parsed.membership.as_deref(),
+        };
+        recipients::recipients(&self.store, &self.joined_hosts, event, facts).await
+    }
+
+    fn entry(&self, event: &StoredEvent, parsed: ParsedEvent, hosts: Vec<ServerName>) -> Option<Entry> {
+        let pdu = parsed.pdu?;
+        let destinations = hosts.into_iter().filter(|host| self.may_send_to(host)).collect();
+        let pdu = OwedPdu {
+            ordering: event.stream_ordering,
+            pdu,
+            since: Instant::now(),
+        };
+        Some(Entry {
+            pdu: Arc::new(pdu),
+            destinations,
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! One destination's task: asks the ledger for the next step and carries it out, until there is none.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+use tracing::{debug, error, warn};
+
+use super::{
+    Sender,
+    attempt::{Attempt, PAUSE},
+    destination::{OwedPdu, Step},
+    ledger::Wake,
+};
+use crate::{
+    core::{
+        clock,
+        id::ServerName,
+        store::{OwedRoom, StoreError},
+    },
+    federation::transaction::Accepted,
+};
+
+/// A task waits for the end of a back-off that is shorter than this; longer ones are found by the scan when they end.
+const WORTH_WAITING: Duration = Duration::from_mins(10);
+
+/// How long a destination rests after the database failed us.
+const STORE_PAUSE: Duration = Duration::from_secs(2);
+
+/// Whether a task goes on.
+pub(super) type Flow = std::ops::ControlFlow<()>;
+
+impl Sender {
+    /// Brings destinations' tasks to look again.
+    pub(super) fn wake(self: &Arc<Self>, wakes: impl IntoIterator<Item = Wake>) {
+        for wake in wakes {
+            match wake {
+                Wake::Start(name) => self.start_worker(name),
+                Wake::Nudge(name) => self.nudge(&name),
+            }
+        }
+    }
+
+    /// Ends whatever a destination's task is waiting for.
+    pub(super) fn nudge(&self, name: &ServerName) {
+        if let Some(nudge) = self.nudges.lock().get(name) {
+            nudge.notify_one();
+        }
+    }
+
+    fn start_worker(self: &Arc<Self>, name: ServerName) {
+        if self.shutdown.drain.is_cancelled() {
+            return;
+        }
+        let nudge = Arc::new(Notify::new());
+        self.nudges.lock().insert(name.clone(), Arc::clone(&nudge));
+        let worker = Worker {
+            sender: Arc::clone(self),
+            name,
+            nudge,
+            page: VecDeque::new(),
+            refused_rows: 0,
+        };
+        self.tracker.spawn(worker.run());
+    }
+}
+
+/// A destination's task.
+pub(super) struct Worker {
+    pub(super) sender: Arc<Sender>,
+    pub(super) name: ServerName,
+    pub(super) nudge: Arc<Notify>,
+    /// Rooms owed, as read; catch-up takes them one by one, in turn with the backlog.
+    pub(super) page: VecDeque<OwedRoom>,
+    /// Rows that were refused for their content since the last that was accepted.
+    pub(super) refused_rows: usize,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let mut nudges = self.sender.nudges.lock();
+        // A successor may have started already, with a bell of its own.
+        if nudges
+            .get(&self.name)
+            .is_some_and(|nudge| Arc::ptr_eq(nudge, &self.nudge))
+        {
+            nudges.remove(&self.name);
+        }
+        drop(nudges);
+        if std::thread::panicking() {
+            error!(destination = %self.name, "the destination's task failed; it rests for a while");
+            self.sender
+                .ledger
+                .lock()
+                .failed_task(&self.name, Instant::now() + PAUSE);
+        }
+    }
+}
+
+impl Worker {
+    async fn run(mut self) {
+        while self.step().await.is_continue() {}
+    }
+
+    async fn step(&mut self) -> Flow {
+        let sender = Arc::clone(&self.sender);
+        if sender.shutdown.drain.is_cancelled() {
+            return Flow::Break(());
+        }
+        let step = sender.ledger.lock().next(&self.name, clock::now());
+        let done = match step {
+            Step::Idle => return Flow::Break(()),
+            Step::Wait(until) => {
+                self.wait(until).await;
+                Ok(())
+            }
+            Step::BackOff(wait) => {
+                let until = Instant::now() + wait;
+                if wait > WORTH_WAITING && sender.ledger.lock().retire(&self.name) {
+                    return Flow::Break(());
+                }
+                self.wait(until).await;
+                Ok(())
+            }
+            Step::Send(pdus) => {
+                self.send(&pdus).await;
+                Ok(())
+            }
+            Step::Checkpoint => {
+                sender.checkpoints.request().await;
+                Ok(())
+            }
+            Step::CatchUp {
+                after,
+                up_to,
+                rest_in_memory,
+            } => self.catch_up(after, up_to, rest_in_memory).await,
+            Step::Backlog(step) => self.work_on_backlog(step).await,
+        };
+        if let Err(error) = done {
+            self.report(&error);
+            self.page.clear();
+            self.rest(STORE_PAUSE);
+        }
+        Flow::Continue(())
+    }
+
+    fn report(&self, error: &StoreError) {
+        warn!(destination = %self.name, %error, "cannot go on just now");
+    }
+
+    async fn wait(&self, until: Instant) {
+        tokio::select! {
+            () = sleep_until(until) => {}
+            () = self.nudge.notified() => {}
+            () = self.sender.shutdown.drain.cancelled() => {}
+        }
+    }
+
+    /// What was in flight goes back into the queue; nothing is done for the destination for a while.
+    pub(super) fn rest(&self, pause: Duration) {
+        self.sender.ledger.lock().paused(&self.name, Instant::now() + pause);
+    }
+
+    async fn send(&self, pdus: &[Arc<OwedPdu>]) {
+        let sender = &self.sender;
+        let body = sender.bodies.of(&sender.origin, pdus, clock::now().wall);
+        match sender.attempt(&self.name, &body, &self.nudge).await {
+            Attempt::Accepted(accepted) => {
+                self.count_errors(&accepted);
+                sender.ledger.lock().accepted(&self.name, clock::now());
+            }
+            Attempt::Refused => {
+                let goes_on = sender.ledger.lock().refused(&self.name);
+                if goes_on.is_err() {
+                    sender.back_off(&self.name).await;
+                }
+            }
+            Attempt::Failed => sender.back_off(&self.name).await,
+            Attempt::Unreadable => self.rest(PAUSE),
+            // The cursor stays below what is in flight; the next start sends it again.
+            Attempt::Interrupted => {}
+        }
+    }
+
+    /// An error listed for a PDU is the destination's answer about it: counted, not repeated.
+    pub(super) fn count_errors(&self, accepted: &Accepted) {
+        for (event_id, error) in accepted.errors() {
+            self.sender.metrics.pdu_errors.inc();
+            debug!(destination = %self.name, %event_id, error, "PDU answered with an error");
+        }
+    }
+}

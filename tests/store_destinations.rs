@@ -1,0 +1,613 @@
+//! What the store keeps of positions and destinations, as Synapse's own sender would find it.
+
+#[path = "support/database.rs"]
+mod database;
+
+use burdock::core::{
+    clock::Millis,
+    id::{EventId, InstanceName, RoomId, ServerName, StreamOrdering, Token},
+    replication::{gap::CacheInvalidation, stream::Table},
+    store::{CacheRow, Checkpoint, DestinationRecord, EventCursor, OwedRoom, RetryTimings, StoreError},
+};
+use database::{Event, TestDatabase};
+
+const POSITIONS: &str = "SELECT * FROM federation_stream_position ORDER BY type, instance_name";
+const INSTANCES: &str = "SELECT * FROM burdock.instances ORDER BY 1";
+const DESTINATIONS: &str = "SELECT * FROM destinations ORDER BY 1";
+const DESTINATION_ROOMS: &str = "SELECT * FROM destination_rooms ORDER BY 1, 2";
+
+fn names(names: &[&str]) -> Vec<InstanceName> {
+    names.iter().map(|name| InstanceName::from(*name)).collect()
+}
+
+fn cursor(position: i64, ours: bool, deltas: Option<i64>) -> EventCursor {
+    EventCursor {
+        position: StreamOrdering(position),
+        ours,
+        deltas: deltas.map(StreamOrdering),
+    }
+}
+
+fn at(cursor: i64, delta_cursor: Option<i64>) -> Checkpoint {
+    Checkpoint {
+        cursor: StreamOrdering(cursor),
+        delta_cursor: delta_cursor.map(StreamOrdering),
+        ..Checkpoint::default()
+    }
+}
+
+fn successful(destination: &str, ordering: i64) -> (ServerName, StreamOrdering) {
+    (ServerName::from(destination), StreamOrdering(ordering))
+}
+
+fn owed(destination: &str, room: &str, ordering: i64) -> (ServerName, RoomId, StreamOrdering) {
+    (
+        ServerName::from(destination),
+        RoomId::from(room),
+        StreamOrdering(ordering),
+    )
+}
+
+#[tokio::test]
+async fn the_first_start_takes_over_the_main_processs_positions() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    db.run("UPDATE federation_stream_position SET stream_id = 40 WHERE type = 'events'")
+        .await;
+    assert_eq!(
+        store.adopt_positions(&names(&["fed1"])).await,
+        Ok(cursor(40, false, None))
+    );
+    assert_eq!(db.rows(POSITIONS).await, ["(events,40,fed1)", "(federation,-1,fed1)"]);
+    // Nothing of ours is claimed before it is done.
+    assert_eq!(
+        store.adopt_positions(&names(&["fed1"])).await,
+        Ok(cursor(40, false, None))
+    );
+
+    store.checkpoint(&at(41, Some(39))).await.unwrap();
+    assert_eq!(
+        store.adopt_positions(&names(&["fed1"])).await,
+        Ok(cursor(41, true, Some(39)))
+    );
+    // Synapse's sender was at work meanwhile.
+    db.run("UPDATE federation_stream_position SET stream_id = 50 WHERE type = 'events'")
+        .await;
+    assert_eq!(
+        store.adopt_positions(&names(&["fed1"])).await,
+        Ok(cursor(50, false, Some(39)))
+    );
+}
+
+#[tokio::test]
+async fn a_second_instance_starts_where_the_first_one_was() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let (one, two) = (db.store("fed1").await, db.store("fed2").await);
+    let both = names(&["fed2", "fed1"]);
+    one.adopt_positions(&names(&["fed1"])).await.unwrap();
+    one.checkpoint(&at(100, Some(90))).await.unwrap();
+
+    // The first of the new set starts, and gets ahead before the second one does.
+    assert_eq!(one.adopt_positions(&both).await, Ok(cursor(100, true, Some(90))));
+    one.checkpoint(&at(200, Some(190))).await.unwrap();
+    assert_eq!(two.adopt_positions(&both).await, Ok(cursor(100, true, Some(90))));
+    assert_eq!(
+        db.rows(POSITIONS).await,
+        [
+            "(events,200,fed1)",
+            "(events,100,fed2)",
+            "(federation,-1,fed1)",
+            "(federation,-1,fed2)"
+        ]
+    );
+
+    // And back to one: it resumes at the lower one, and the other is out.
+    assert_eq!(
+        one.adopt_positions(&names(&["fed1"])).await,
+        Ok(cursor(100, true, Some(90)))
+    );
+    assert_eq!(db.rows(POSITIONS).await, ["(events,100,fed1)", "(federation,-1,fed1)"]);
+    assert_eq!(db.rows(INSTANCES).await, ["(fed1,100,90)"]);
+    assert_eq!(two.checkpoint(&at(300, None)).await, Err(StoreError::TakenOver));
+    assert_eq!(two.save_federation_token(Token(1)).await, Err(StoreError::TakenOver));
+}
+
+#[tokio::test]
+async fn what_a_foreign_sender_left_is_nobodys_own() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let (one, two) = (db.store("fed1").await, db.store("fed2").await);
+    let both = names(&["fed1", "fed2"]);
+    one.adopt_positions(&names(&["fed1"])).await.unwrap();
+    one.checkpoint(&at(100, Some(90))).await.unwrap();
+    db.run("UPDATE federation_stream_position SET stream_id = 120 WHERE type = 'events'")
+        .await;
+    assert_eq!(one.adopt_positions(&both).await, Ok(cursor(120, false, Some(90))));
+    assert_eq!(two.adopt_positions(&both).await, Ok(cursor(120, false, Some(90))));
+    assert_eq!(db.rows(INSTANCES).await, ["(fed1,,90)", "(fed2,,90)"]);
+}
+
+#[tokio::test]
+async fn instances_that_start_together_agree() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let (one, two, three) = (db.store("fed1").await, db.store("fed2").await, db.store("fed3").await);
+    db.run("UPDATE federation_stream_position SET stream_id = 7").await;
+    let all = names(&["fed1", "fed2", "fed3"]);
+    let (a, b, c) = tokio::join!(
+        one.adopt_positions(&all),
+        two.adopt_positions(&all),
+        three.adopt_positions(&all)
+    );
+    assert_eq!(
+        [a, b, c],
+        [
+            Ok(cursor(7, false, None)),
+            Ok(cursor(7, false, None)),
+            Ok(cursor(7, false, None))
+        ]
+    );
+    assert_eq!(db.rows(POSITIONS).await.len(), 6);
+}
+
+#[tokio::test]
+async fn a_table_without_positions_is_damaged() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    db.run("DELETE FROM federation_stream_position").await;
+    let Err(StoreError::Damaged { table, .. }) = store.adopt_positions(&names(&["fed1"])).await else {
+        panic!("not told")
+    };
+    assert_eq!(table, "federation_stream_position");
+}
+
+#[tokio::test]
+async fn a_checkpoint_writes_what_synapses_sender_would_have() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    store.adopt_positions(&names(&["fed1"])).await.unwrap();
+    for room in ["!a", "!b"] {
+        db.room(room).await;
+    }
+    db.run(
+        "INSERT INTO destinations VALUES ('behind', 5, 6, 4, 3), ('live', NULL, NULL, NULL, 9);
+         INSERT INTO destination_rooms VALUES ('behind', '!a', 30), ('behind', '!b', 10)",
+    )
+    .await;
+    let checkpoint = Checkpoint {
+        last_successful: vec![
+            successful("live", 20),
+            successful("never seen", 11),
+            successful("live", 21),
+        ],
+        owed: vec![
+            owed("behind", "!b", 15),
+            owed("behind", "!b", 25),
+            owed("behind", "!a", 20),
+            owed("first contact", "!a", 20),
+            owed("first contact", "!purged", 20),
+        ],
+        ..at(50, Some(49))
+    };
+    store.checkpoint(&checkpoint).await.unwrap();
+    assert_eq!(
+        db.rows(DESTINATIONS).await,
+        [
+            "(behind,5,6,4,3)",
+            "(\"first contact\",,,,)",
+            "(live,,,,21)",
+            "(\"never seen\",,,,11)"
+        ]
+    );
+    assert_eq!(
+        db.rows(DESTINATION_ROOMS).await,
+        ["(behind,!a,30)", "(behind,!b,25)", "(\"first contact\",!a,20)"]
+    );
+    assert_eq!(db.rows(INSTANCES).await, ["(fed1,50,49)"]);
+    assert_eq!(db.rows(POSITIONS).await, ["(events,50,fed1)", "(federation,-1,fed1)"]);
+
+    // Without a delta cursor the old one stays.
+    store.checkpoint(&at(51, None)).await.unwrap();
+    assert_eq!(db.rows(INSTANCES).await, ["(fed1,51,49)"]);
+    store.save_federation_token(Token(77)).await.unwrap();
+    assert_eq!(db.rows(POSITIONS).await, ["(events,51,fed1)", "(federation,77,fed1)"]);
+}
+
+#[tokio::test]
+async fn a_checkpoint_that_was_overtaken_writes_nothing() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    let checkpoint = Checkpoint {
+        last_successful: vec![successful("a", 1)],
+        ..at(5, None)
+    };
+    assert_eq!(store.checkpoint(&checkpoint).await, Err(StoreError::TakenOver));
+    assert_eq!(
+        (db.rows(DESTINATIONS).await, db.rows(INSTANCES).await),
+        (vec![], vec![])
+    );
+}
+
+#[tokio::test]
+async fn a_room_that_is_purged_during_the_checkpoint_is_left_out() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    store.adopt_positions(&names(&["fed1"])).await.unwrap();
+    for room in ["!a", "!b"] {
+        db.room(room).await;
+    }
+    let checkpoint = Checkpoint {
+        owed: vec![owed("d", "!a", 1), owed("d", "!b", 2)],
+        ..at(5, None)
+    };
+    // The purge has deleted the room but not committed: the checkpoint still sees it, and its foreign key waits.
+    let mut purge = db.pool.begin().await.unwrap();
+    sqlx::query("DELETE FROM rooms WHERE room_id = '!a'")
+        .execute(&mut *purge)
+        .await
+        .unwrap();
+    let committed = async {
+        db.until_waiting().await;
+        purge.commit().await.unwrap();
+    };
+    let (written, ()) = tokio::join!(store.checkpoint(&checkpoint), committed);
+    assert_eq!(written, Ok(()));
+    assert_eq!(db.rows(DESTINATION_ROOMS).await, ["(d,!b,2)"]);
+}
+
+#[tokio::test]
+async fn a_large_checkpoint_is_one_transaction() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    store.adopt_positions(&names(&["fed1"])).await.unwrap();
+    db.room("!a").await;
+    let destinations: Vec<String> = (0..10_001).map(|n| format!("s{n}.example")).collect();
+    let checkpoint = Checkpoint {
+        last_successful: destinations.iter().map(|name| successful(name, 3)).collect(),
+        owed: destinations.iter().map(|name| owed(name, "!a", 4)).collect(),
+        ..at(5, None)
+    };
+    store.checkpoint(&checkpoint).await.unwrap();
+    let count = "SELECT count(*), min(last_successful_stream_ordering), min(stream_ordering), count(DISTINCT r.xmin::text) \
+                 FROM destinations JOIN destination_rooms r USING (destination)";
+    assert_eq!(db.rows(count).await, ["(10001,3,4,1)"]);
+}
+
+#[tokio::test]
+async fn destinations_are_read_with_what_they_are_owed() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    for room in ["!a", "!b"] {
+        db.room(room).await;
+    }
+    db.run(
+        "INSERT INTO destinations VALUES ('behind', 5, 6, 4, 20), ('null', NULL, NULL, NULL, NULL), \
+                                         ('done', 0, 0, NULL, 30);
+         INSERT INTO destination_rooms VALUES ('behind', '!a', 30), ('behind', '!b', 10), ('null', '!a', 8), \
+                                              ('null', '!b', 9), ('done', '!a', 30);
+         INSERT INTO destination_rooms_sticky_events_backlog VALUES ('unknown', '!a', 2)",
+    )
+    .await;
+    let asked: Vec<ServerName> = ["behind", "null", "done", "unknown"].map(ServerName::from).to_vec();
+    let found = store.destinations(&asked).await.unwrap();
+    assert_eq!(found.len(), 4);
+    assert_eq!(
+        found["behind"],
+        DestinationRecord {
+            last_successful: Some(StreamOrdering(20)),
+            retry: RetryTimings {
+                last_tried: Millis(5),
+                interval: 6,
+                failing_since: Some(Millis(4))
+            },
+            owed_from: Some(StreamOrdering(30)),
+            owed_up_to: Some(StreamOrdering(30)),
+            has_backlog: false,
+        }
+    );
+    let owed_from = Some(StreamOrdering(8));
+    assert_eq!(
+        found["null"],
+        DestinationRecord {
+            owed_from,
+            owed_up_to: Some(StreamOrdering(9)),
+            ..DestinationRecord::default()
+        }
+    );
+    let last_successful = Some(StreamOrdering(30));
+    assert_eq!(
+        found["done"],
+        DestinationRecord {
+            last_successful,
+            ..DestinationRecord::default()
+        }
+    );
+    assert_eq!(
+        found["unknown"],
+        DestinationRecord {
+            has_backlog: true,
+            ..DestinationRecord::default()
+        }
+    );
+    assert_eq!(store.lowest_owed(&asked[0]).await, Ok(Some(StreamOrdering(30))));
+    assert_eq!(store.lowest_owed(&asked[2]).await, Ok(None));
+}
+
+#[tokio::test]
+async fn back_off_is_stored_with_its_cache_row() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    let remote = ServerName::from("remote.example");
+    let timings = |last_tried, interval| RetryTimings {
+        last_tried: Millis(last_tried),
+        interval,
+        failing_since: Some(Millis(50)),
+    };
+    let caches = "SELECT * FROM cache_invalidation_stream_by_instance ORDER BY 1";
+
+    let first = store
+        .set_retry(&remote, timings(100, 600), Millis(101))
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(db.rows(DESTINATIONS).await, ["(remote.example,100,600,50,)"]);
+    let token = first.token.0;
+    let row = format!("({token},fed1,get_destination_retry_timings,{{remote.example}},101)");
+    assert_eq!(db.rows(caches).await, [row]);
+    let at = Millis(101);
+    assert_eq!(
+        first,
+        CacheRow {
+            token: Token(token),
+            destination: remote.clone(),
+            at,
+            writer: "fed1".into()
+        }
+    );
+
+    // Another process has set it further meanwhile.
+    assert_eq!(store.set_retry(&remote, timings(90, 600), Millis(102)).await, Ok(None));
+    assert_eq!(store.set_retry(&remote, timings(100, 500), Millis(102)).await, Ok(None));
+    assert_eq!(db.rows(caches).await.len(), 1);
+    // A longer interval, or a later try.
+    assert!(
+        store
+            .set_retry(&remote, timings(90, 601), Millis(103))
+            .await
+            .unwrap()
+            .is_some()
+    );
+    let second = store
+        .set_retry(&remote, timings(110, 30), Millis(104))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(second.token > first.token);
+    assert_eq!(db.rows(DESTINATIONS).await, ["(remote.example,110,30,50,)"]);
+    // A reset.
+    assert!(
+        store
+            .set_retry(&remote, RetryTimings::default(), Millis(105))
+            .await
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(db.rows(DESTINATIONS).await, ["(remote.example,0,0,,)"]);
+    // A row that was never tried.
+    db.run("INSERT INTO destinations VALUES ('fresh', NULL, NULL, NULL, 3)")
+        .await;
+    assert!(
+        store
+            .set_retry(&"fresh".into(), timings(1, 1), Millis(106))
+            .await
+            .unwrap()
+            .is_some()
+    );
+    assert_eq!(db.rows(DESTINATIONS).await[0], "(fresh,1,1,50,3)");
+}
+
+#[tokio::test]
+async fn the_scan_finds_who_is_owed_something_and_may_be_tried() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    db.room("!a").await;
+    db.run(
+        "INSERT INTO destinations VALUES ('a owed', NULL, NULL, NULL, 4), ('b backing off', 100, 50, 90, 4), \
+            ('c due', 100, 40, 90, 4), ('d no interval', 100, NULL, 90, 4), ('e never reached', 0, 0, NULL, NULL), \
+            ('f done', 0, 0, NULL, 5), ('g backlog backing off', 100, 50, 90, 5), ('h backlog', 0, 0, NULL, 5);
+         INSERT INTO destination_rooms SELECT destination, '!a', 5 FROM destinations;
+         INSERT INTO destination_rooms_sticky_events_backlog \
+         VALUES ('a owed', '!a', 2), ('g backlog backing off', '!a', 2), ('h backlog', '!a', 2), ('i unknown', '!a', 2)",
+    )
+    .await;
+    let all = [
+        "a owed",
+        "c due",
+        "d no interval",
+        "e never reached",
+        "h backlog",
+        "i unknown",
+    ]
+    .map(ServerName::from);
+    let now = Millis(140);
+    assert_eq!(store.due_destinations(None, now, 100, true).await.unwrap(), all);
+    assert_eq!(store.due_destinations(None, now, 100, false).await.unwrap(), all[..4]);
+    assert_eq!(store.due_destinations(None, now, 2, true).await.unwrap(), all[..2]);
+    assert_eq!(
+        store.due_destinations(Some(&all[1]), now, 3, true).await.unwrap(),
+        all[2..5]
+    );
+    assert_eq!(store.due_destinations(Some(&all[5]), now, 3, true).await.unwrap(), []);
+    // The back-off ends: at 150 they are due.
+    assert_eq!(
+        store
+            .due_destinations(None, Millis(150), 100, true)
+            .await
+            .unwrap()
+            .len(),
+        8
+    );
+}
+
+#[tokio::test]
+async fn owed_rooms_come_in_order_with_purged_events_marked() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    for room in ["!a", "!b", "!c"] {
+        db.room(room).await;
+    }
+    db.event(&Event::new("$a", "!a", "@u:us.example", 30)).await;
+    db.event(&Event::new("$b", "!b", "@u:us.example", 20)).await;
+    db.run(
+        "INSERT INTO destinations VALUES ('d');
+         INSERT INTO destination_rooms VALUES ('d', '!a', 30), ('d', '!b', 20), ('d', '!c', 25)",
+    )
+    .await;
+    let room = |room: &str, ordering, event: Option<&str>| OwedRoom {
+        room_id: RoomId::from(room),
+        stream_ordering: StreamOrdering(ordering),
+        event_id: event.map(EventId::from),
+    };
+    let (d, all) = (
+        ServerName::from("d"),
+        [
+            room("!b", 20, Some("$b")),
+            room("!c", 25, None),
+            room("!a", 30, Some("$a")),
+        ],
+    );
+    assert_eq!(store.owed_rooms(&d, StreamOrdering(0), 50).await.unwrap(), all);
+    assert_eq!(store.owed_rooms(&d, StreamOrdering(20), 1).await.unwrap(), all[1..2]);
+}
+
+#[tokio::test]
+async fn a_catch_up_step_marks_the_sticky_events_it_passed_over() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    for room in ["!a", "!b", "!done"] {
+        db.room(room).await;
+    }
+    let sticky = [
+        ("$before", "!a", 10, 2),
+        ("$passed", "!a", 12, 3),
+        ("$sent", "!b", 13, 4),
+        ("$last", "!b", 20, 5),
+        ("$after", "!a", 21, 6),
+        ("$of a room not owed", "!done", 15, 7),
+    ];
+    for (id, room, ordering, position) in sticky {
+        db.sticky(&Event::new(id, room, "@u:us.example", ordering), position, 1)
+            .await;
+    }
+    db.sticky(&Event::new("$foreign", "!a", "@u:them.example", 11), 8, 1)
+        .await;
+    db.run(
+        "INSERT INTO destinations VALUES ('d', 0, 0, NULL, 10);
+         INSERT INTO destination_rooms VALUES ('d', '!a', 22), ('d', '!b', 20), ('d', '!done', 10);",
+    )
+    .await;
+    let d = ServerName::from("d");
+    let (old, new) = (StreamOrdering(10), StreamOrdering(20));
+    assert_eq!(
+        store
+            .finish_catch_up_step(&d, old, new, &[StreamOrdering(13)], true)
+            .await,
+        Ok(true)
+    );
+    assert_eq!(db.backlog().await, ["d !a 3", "d !b 5"]);
+    assert_eq!(db.rows(DESTINATIONS).await, ["(d,0,0,,20)"]);
+
+    // A lower position that is there already stays; and without the flag only the destination moves.
+    db.run("UPDATE destination_rooms_sticky_events_backlog SET sticky_events_stream_position = 1")
+        .await;
+    assert_eq!(store.finish_catch_up_step(&d, old, new, &[], true).await, Ok(true));
+    assert_eq!(db.backlog().await, ["d !a 1", "d !b 1"]);
+    db.run("DELETE FROM destination_rooms_sticky_events_backlog").await;
+    assert_eq!(
+        store
+            .finish_catch_up_step(&d, old, StreamOrdering(22), &[], false)
+            .await,
+        Ok(false)
+    );
+    assert_eq!(
+        (db.backlog().await, db.rows(DESTINATIONS).await),
+        (vec![], vec!["(d,0,0,,22)".to_owned()])
+    );
+}
+
+#[tokio::test]
+async fn streams_tell_where_they_stand() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    let tables = [
+        Table {
+            name: "device_lists_outbound_pokes",
+            id: "stream_id",
+            instance: "instance_name",
+        },
+        Table {
+            name: "sticky_events",
+            id: "stream_id",
+            instance: "instance_name",
+        },
+    ];
+    assert_eq!(store.greatest_position(&tables).await, Ok(None));
+    db.run(
+        "INSERT INTO stream_positions VALUES ('to_device', 'w2', 9), ('to_device', 'w1', 7), ('other', 'w1', 1);
+         INSERT INTO device_lists_outbound_pokes (destination, stream_id, user_id, device_id, sent, ts, instance_name) \
+         VALUES ('a', 5, '@u:us', 'D', false, 0, 'w1'), ('b', 5, '@u:us', 'D', false, 0, 'w1'), \
+                ('a', 6, '@u:us', 'D', false, 0, NULL), ('a', 4, '@u:us', 'D', false, 0, 'w1');
+         INSERT INTO sticky_events VALUES (7, 'w2', '$e', '!a', 1, '@u:us', 0)",
+    )
+    .await;
+    let stored = store.stored_positions("to_device").await.unwrap();
+    assert_eq!(
+        stored,
+        [
+            (InstanceName::from("w1"), Token(7)),
+            (InstanceName::from("w2"), Token(9))
+        ]
+    );
+    assert_eq!(store.greatest_position(&tables).await, Ok(Some(Token(7))));
+    let rows = [
+        (Some(InstanceName::from("w1")), Token(5)),
+        (None, Token(6)),
+        (Some("w2".into()), Token(7)),
+    ];
+    assert_eq!(store.positions_from(&tables, Token(5), 10).await.unwrap(), rows);
+    assert_eq!(store.positions_from(&tables, Token(5), 2).await.unwrap(), rows[..2]);
+}
+
+#[tokio::test]
+async fn missed_cache_rows_are_read_by_writer() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    assert_eq!(store.last_cache_token().await, Ok(None));
+    db.run(
+        "INSERT INTO cache_invalidation_stream_by_instance VALUES \
+            (5, 'master', 'get_destination_retry_timings', ARRAY['a', NULL], 100), \
+            (6, 'fed1', 'get_destination_retry_timings', '{b}', 100), (7, 'master', 'whole', NULL, NULL), \
+            (8, 'master', 'later', NULL, NULL)",
+    )
+    .await;
+    let row = |token, func: &str, keys: Option<Vec<String>>, at| CacheInvalidation {
+        token: Token(token),
+        func: func.into(),
+        keys,
+        at,
+    };
+    let rows = [
+        row(
+            5,
+            "get_destination_retry_timings",
+            Some(vec!["a".into()]),
+            Some(Millis(100)),
+        ),
+        row(7, "whole", None, None),
+    ];
+    let master = InstanceName::from("master");
+    assert_eq!(store.cache_rows(&master, Token(4), Token(7), 100).await.unwrap(), rows);
+    assert_eq!(
+        store.cache_rows(&master, Token(5), Token(8), 1).await.unwrap(),
+        rows[1..]
+    );
+    assert_eq!(store.last_cache_token().await, Ok(Some(Token(6))));
+}
