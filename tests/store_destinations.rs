@@ -6,7 +6,8 @@ mod database;
 use burdock::core::{
     clock::Millis,
     id::{EventId, InstanceName, RoomId, ServerName, StreamOrdering, Token},
-    store::{CacheInvalidation, CacheRow, DestinationRecord, OwedRoom, RetryTimings, StreamTable},
+    replication::{gap::CacheInvalidation, stream::Table},
+    store::{CacheRow, DestinationRecord, OwedRoom, RetryTimings},
 };
 use database::{Event, TestDatabase};
 

@@ -23,7 +23,6 @@ pub use self::{
     lock::InstanceLock,
     pool::Store,
     state::HostChanges,
-    streams::{CacheInvalidation, StreamTable},
 };
 use crate::core::{
     clock::Millis,

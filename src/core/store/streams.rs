@@ -103,7 +103,7 @@ impl Store {
         .map(|(token, cache_func, keys, at): (i64, _, _, Option<i64>)| {
             Ok(CacheInvalidation {
                 token: Token(token),
-                cache_func,
+                func: cache_func,
                 keys,
                 at: at.map(Millis),
             })
