@@ -247,7 +247,7 @@ mod tests {
             event_id: (*id).into(),
             room_id: "!a".into(),
             origin_server_ts: 0,
-            bytes: Default::default(),
+            bytes: bytes::Bytes::new(),
         };
         (10..).map(StickyPosition).zip(ids.iter().map(pdu)).collect()
     }
