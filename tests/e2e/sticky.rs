@@ -67,14 +67,12 @@ impl StickyRoom {
             );
         }
         let accepted = record.accepted(&self.id);
-        let backlog: Vec<_> = accepted.iter().filter(|id| self.living.contains(id)).cloned().collect();
+        let number = |id: &String| self.living.iter().position(|living| living == id);
+        let order: Vec<_> = accepted.iter().map(number).collect();
+        let right: Vec<_> = (0..self.living.len()).map(Some).collect();
         ensure!(
-            backlog == self.living,
-            "the sticky events came out of order or more than once"
-        );
-        ensure!(
-            accepted.starts_with(&self.living),
-            "an event of the room overtook its sticky events"
+            order.starts_with(&right),
+            "the sticky events came out of order, more than once, or after another event of the room: {order:?}",
         );
         for transaction in record.transactions_of(&self.id) {
             if transaction.pdus.iter().any(|pdu| self.living.contains(&pdu.event_id)) {
@@ -162,12 +160,7 @@ pub async fn so_they_do_under_joined_visibility_and_with_live_traffic(rig: &Rig)
     room.fake_joins(rig).await?;
     room.real_server_joins(rig).await?;
     traffic.stop().await?;
-    let all = rig.hs1.store.messages(&room.id).await?;
-    let newest = all.last().context("no messages")?.clone();
-    rig.hs2
-        .store
-        .wait_for(&[newest], As::Event, Duration::from_secs(30))
-        .await?;
+    rig.newest_message_arrives(&room.id, Duration::from_secs(30)).await?;
     burdock.stop().await
 }
 
