@@ -20,7 +20,7 @@ use axum::{
     routing::get,
 };
 use burdock::{
-    config::{Redis, RedisAddress, Replication, ReplicationEndpoint, Secret},
+    config::{Redis, RedisAddress, RedisTls, Replication, ReplicationEndpoint, Secret},
     core::{
         clock::Millis,
         id::{InstanceName, ServerName, StreamOrdering, Token},
@@ -120,21 +120,27 @@ struct Ours {
 
 impl Ours {
     fn start(port: u16, server_name: &str, table: Vec<i64>, main: ReplicationEndpoint) -> Self {
+        let address = RedisAddress::Tcp {
+            host: "127.0.0.1".to_owned(),
+            port,
+            tls: None,
+        };
+        let redis = Redis {
+            address,
+            username: None,
+            password: None,
+            dbid: Some(3),
+        };
+        Self::start_on(redis, server_name, table, main)
+    }
+
+    fn start_on(redis: Redis, server_name: &str, table: Vec<i64>, main: ReplicationEndpoint) -> Self {
         let me = InstanceName::from("fs1");
         let master = InstanceName::from("master");
         let settings = Settings {
             server_name: server_name.into(),
             me: me.clone(),
-            redis: Redis {
-                address: RedisAddress::Tcp {
-                    host: "127.0.0.1".to_owned(),
-                    port,
-                    tls: None,
-                },
-                username: None,
-                password: None,
-                dbid: Some(3),
-            },
+            redis,
             replication: Replication {
                 sender_instances: vec![me],
                 event_writers: vec![master.clone()],
@@ -189,6 +195,10 @@ struct OwnRedis(Child);
 
 impl OwnRedis {
     fn start(port: u16) -> Option<Self> {
+        Self::start_with(port, &[])
+    }
+
+    fn start_with(port: u16, further: &[&str]) -> Option<Self> {
         let mut server = Command::new("redis-server");
         server.args([
             "--port",
@@ -200,6 +210,7 @@ impl OwnRedis {
             "--appendonly",
             "no",
         ]);
+        server.args(further);
         let mut child = server.stdout(Stdio::piped()).spawn().ok()?;
         let mut output = BufReader::new(child.stdout.take()?);
         let mut line = String::new();
@@ -396,20 +407,86 @@ async fn a_restart_of_redis_loses_nothing() {
     let _redis = OwnRedis::start(port).expect("it was there a moment ago");
     let mut master = Master::join(port, name).await;
     assert_eq!(ours.hears().await, Heard::Connected);
-    assert_eq!(master.hears("POSITION caches fs1").await, "POSITION caches fs1 251 251");
-    // Which of the two connections returns last decides whether this comes once or twice.
+    // Whether this master was back before our process introduced itself is chance. So the outbound connection is broken
+    // once more, and the next row is lost with it: its return asks for all positions, and a POSITION stands for the row.
+    let _: i64 = redis::cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+        .query_async(&mut master.outbound)
+        .await
+        .unwrap();
+    ours.subscription.publisher.cache_row(&cache_row(252));
+    assert_eq!(
+        master.hears("POSITION caches fs1 252").await,
+        "POSITION caches fs1 252 252"
+    );
+    assert_eq!(master.hears("REPLICATE").await, "REPLICATE ");
     master.say("POSITION caches master 250 250").await;
     master.say("POSITION events master 20 30").await;
     for token in 11..=250 {
         ours.hears_row(&token.to_string()).await;
     }
     ours.events_reach(30).await;
-    ours.subscription.publisher.cache_row(&cache_row(252));
-    assert!(
-        master
-            .hears("RDATA caches fs1")
-            .await
-            .starts_with("RDATA caches fs1 252 ")
-    );
+    ours.subscription.publisher.cache_row(&cache_row(253));
+    master.hears("RDATA caches fs1 253 ").await;
     ours.stop().await;
+}
+
+#[tokio::test]
+async fn it_connects_by_tls_and_by_unix_socket_as_a_user_with_few_rights() {
+    if test_redis().is_none() {
+        eprintln!("skipped: BURDOCK_TEST_REDIS is not set");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let pair = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    std::fs::write(file("cert.pem"), pair.cert.pem()).unwrap();
+    std::fs::write(file("key.pem"), pair.signing_key.serialize_pem()).unwrap();
+    let (cert, key, socket) = (file("cert.pem"), file("key.pem"), file("redis.sock"));
+    let (port, tls_port) = (free_port(), free_port());
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let mut config = vec![
+        "--tls-port".to_owned(),
+        tls_port.to_string(),
+        "--unixsocket".to_owned(),
+        text(&socket),
+    ];
+    for (option, path) in [("cert", &cert), ("key", &key), ("ca-cert", &cert)] {
+        config.extend([format!("--tls-{option}-file"), text(path)]);
+    }
+    // What Synapse itself uses, and nothing else.
+    let user = "--user sender on >hunter2 resetchannels &acl.example +publish +subscribe +select +ping";
+    config.extend(user.split(' ').map(str::to_owned));
+    let config: Vec<_> = config.iter().map(String::as_str).collect();
+    let Some(_redis) = OwnRedis::start_with(port, &config) else {
+        eprintln!("skipped: there is no redis-server");
+        return;
+    };
+    let tls = RedisTls {
+        ca_file: Some(cert.clone()),
+        client: Some((cert, key)),
+    };
+    let tls = RedisAddress::Tcp {
+        host: "127.0.0.1".to_owned(),
+        port: tls_port,
+        tls: Some(tls),
+    };
+    let mut master = Master::join(port, "acl.example").await;
+    for address in [tls, RedisAddress::Unix(socket)] {
+        let redis = Redis {
+            address,
+            username: Some("sender".to_owned()),
+            password: Some(Secret("hunter2".to_owned())),
+            dbid: Some(3),
+        };
+        let mut ours = Ours::start_on(redis, "acl.example", vec![], nowhere());
+        assert_eq!(ours.hears().await, Heard::Connected);
+        master.hears("REPLICATE").await;
+        master.say("NEW_SERVER_JOINED a.example").await;
+        assert_eq!(ours.hears().await, Heard::NewServerJoined("a.example".into()));
+        // What is said just before the end is still published.
+        ours.subscription.publisher.cache_row(&cache_row(11));
+        ours.stop().await;
+        master.hears("RDATA caches fs1 11 ").await;
+    }
 }

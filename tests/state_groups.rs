@@ -2,6 +2,8 @@
 
 #![expect(dead_code, reason = "the support file is shared")]
 
+#[path = "support/database.rs"]
+mod database;
 #[path = "support/state_fixture.rs"]
 mod state_fixture;
 
@@ -27,7 +29,7 @@ const USERS: [&str; 7] = [
     "@a:two",
     "@a:three:8448",
     "@b:three:8448",
-    "@a:ours.example",
+    "@a:us.example",
     "@nowhere",
 ];
 const MEMBERSHIPS: [&str; 4] = ["join", "leave", "invite", "ban"];
@@ -115,7 +117,7 @@ fn model(state: &State) -> Vec<(String, u32)> {
 fn hosts_are_those_of_a_plain_model_whatever_the_history_and_the_order_of_asking() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let handle = runtime.handle().clone();
-    runtime.block_on(with_database("state_history", |fixture| async move {
+    runtime.block_on(with_database(|fixture| async move {
         let next = AtomicI64::new(1);
         tokio::task::block_in_place(|| {
             let mut runner = TestRunner::new(ProptestConfig {
@@ -158,7 +160,7 @@ fn hosts_are_those_of_a_plain_model_whatever_the_history_and_the_order_of_asking
 
 #[tokio::test]
 async fn a_group_costs_what_changed_and_is_computed_once() {
-    with_database("state_cost", |fixture| async move {
+    with_database(|fixture| async move {
         let room = fixture.room("!room").await;
         for (id, user, membership) in [
             ("$a", "@a:one", "join"),
@@ -203,7 +205,7 @@ async fn a_group_costs_what_changed_and_is_computed_once() {
 
 #[tokio::test]
 async fn a_damaged_chain_is_an_error_and_no_endless_walk() {
-    with_database("state_damage", |fixture| async move {
+    with_database(|fixture| async move {
         let damaged = async |group: i64| match fixture.store.host_changes(StateGroup(group), &[]).await {
             Err(StoreError::Damaged { what, .. }) => what,
             other => panic!("group {group}: {other:?}"),
@@ -219,7 +221,7 @@ async fn a_damaged_chain_is_an_error_and_no_endless_walk() {
         assert!(damaged(20).await.contains("made later"));
 
         fixture
-            .sql(
+            .run(
                 "INSERT INTO state_groups SELECT 100 + i, '!room', '$e' FROM generate_series(0, 10000) i;
                  INSERT INTO state_group_edges SELECT 101 + i, 100 + i FROM generate_series(0, 9999) i",
             )
@@ -232,7 +234,7 @@ async fn a_damaged_chain_is_an_error_and_no_endless_walk() {
 
 #[tokio::test]
 async fn one_state_event_is_the_nearest_under_its_key() {
-    with_database("state_event", |fixture| async move {
+    with_database(|fixture| async move {
         fixture.room("!room").await;
         let visibility = "m.room.history_visibility";
         let event = |id, ordering, content| Event::new(id, ordering).kind(visibility).content(content);

@@ -2,6 +2,8 @@
 
 #![expect(dead_code, reason = "the support file is shared")]
 
+#[path = "support/database.rs"]
+mod database;
 #[path = "support/state_fixture.rs"]
 mod state_fixture;
 
@@ -12,11 +14,12 @@ use burdock::core::{
     id::{StreamOrdering, domain_of},
     state::new_servers::new_servers,
 };
+use database::US;
 use proptest::{prelude::*, test_runner::TestRunner};
-use state_fixture::{Fixture, OURS, with_database};
+use state_fixture::{Fixture, with_database};
 
 const NOW: Millis = Millis(1_000_000);
-const ANN: &str = "@ann:ours.example";
+const ANN: &str = "@ann:us.example";
 
 async fn found(fixture: &Fixture, after: i64, up_to: i64) -> Vec<String> {
     let scan = new_servers(&fixture.store, StreamOrdering(after), StreamOrdering(up_to), NOW)
@@ -31,11 +34,11 @@ async fn found(fixture: &Fixture, after: i64, up_to: i64) -> Vec<String> {
 
 #[tokio::test]
 async fn only_rooms_where_something_of_ours_is_alive_are_looked_at() {
-    with_database("state_newcomers", |fixture| async move {
+    with_database(|fixture| async move {
         for (room, sender, expires_at) in [
             ("!alive", ANN, NOW.0 + 1),
             ("!dead", ANN, NOW.0),
-            ("!theirs", "@x:y:ours.example", NOW.0 + 1),
+            ("!theirs", "@x:y:us.example", NOW.0 + 1),
         ] {
             fixture.change(10, room, ANN, Some("join")).await;
             let ordering = i32::try_from(20 + room.len()).unwrap();
@@ -75,7 +78,7 @@ async fn only_rooms_where_something_of_ours_is_alive_are_looked_at() {
 
 #[test]
 fn each_stretch_finds_what_a_plain_model_finds() {
-    let users = [ANN, "@bob:ours.example", "@a:s", "@b:s", "@c:s", "@a:t"];
+    let users = [ANN, "@bob:us.example", "@a:s", "@b:s", "@c:s", "@a:t"];
     let change = (
         0..users.len(),
         prop::sample::select(vec![Some("join"), Some("join"), Some("leave"), None]),
@@ -88,7 +91,7 @@ fn each_stretch_finds_what_a_plain_model_finds() {
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let handle = runtime.handle().clone();
-    runtime.block_on(with_database("state_stretches", |fixture| async move {
+    runtime.block_on(with_database(|fixture| async move {
         tokio::task::block_in_place(|| {
             let config = ProptestConfig {
                 cases: 60,
@@ -98,7 +101,7 @@ fn each_stretch_finds_what_a_plain_model_finds() {
             let run = TestRunner::new(config).run(&history, |(changes, cuts)| {
                 handle.block_on(async {
                     fixture
-                        .sql(
+                        .run(
                             "TRUNCATE current_state_delta_stream, current_state_events, sticky_events,
                                       room_memberships CASCADE",
                         )
@@ -129,7 +132,7 @@ fn each_stretch_finds_what_a_plain_model_finds() {
                                 brought.insert(server);
                             }
                         }
-                        if !brought.contains(OURS) {
+                        if !brought.contains(US) {
                             expected.insert(position, brought);
                         }
                         for (user, membership) in batch {

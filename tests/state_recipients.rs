@@ -2,6 +2,8 @@
 
 #![expect(dead_code, reason = "the support file is shared")]
 
+#[path = "support/database.rs"]
+mod database;
 #[path = "support/state_fixture.rs"]
 mod state_fixture;
 
@@ -14,7 +16,8 @@ use burdock::core::{
     },
     store::StoredEvent,
 };
-use state_fixture::{Event, Fixture, OURS, with_database};
+use database::US;
+use state_fixture::{Event, Fixture, with_database};
 
 const MEMBER: &str = "m.room.member";
 const PLAIN: EventFacts<'_> = EventFacts {
@@ -34,7 +37,7 @@ async fn stored(fixture: &Fixture, event: Event<'_>) -> StoredEvent {
 async fn room(fixture: &Fixture) {
     fixture.room("!room").await;
     for (id, user, membership) in [
-        ("$ann", "@ann:ours.example", "join"),
+        ("$ann", "@ann:us.example", "join"),
         ("$bob", "@bob:two", "join"),
         ("$cat", "@cat:three", "join"),
         ("$bob-again", "@bob:two", "join"),
@@ -46,7 +49,7 @@ async fn room(fixture: &Fixture) {
         fixture.membership(id, "!room", user, membership).await;
     }
     let members = [
-        (MEMBER, "@ann:ours.example", "$ann"),
+        (MEMBER, "@ann:us.example", "$ann"),
         (MEMBER, "@bob:two", "$bob"),
         (MEMBER, "@cat:three", "$cat"),
     ];
@@ -79,7 +82,7 @@ async fn to(fixture: &Fixture, cache: &JoinedHosts, event: &StoredEvent, facts: 
 
 #[tokio::test]
 async fn an_event_goes_to_the_servers_that_were_there_before_it() {
-    with_database("state_recipients", |fixture| async move {
+    with_database(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let to = async |event: &StoredEvent, facts: EventFacts<'_>| to(&fixture, &cache, event, facts).await;
@@ -142,7 +145,7 @@ async fn an_event_goes_to_the_servers_that_were_there_before_it() {
 
 #[tokio::test]
 async fn an_invite_is_for_those_inside_and_taking_it_back_also_for_the_invited() {
-    with_database("state_invites", |fixture| async move {
+    with_database(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let to = async |event: &StoredEvent, facts: EventFacts<'_>| to(&fixture, &cache, event, facts).await;
@@ -193,7 +196,7 @@ async fn an_invite_is_for_those_inside_and_taking_it_back_also_for_the_invited()
 
 #[tokio::test]
 async fn a_warm_cache_needs_no_statement_for_a_message_nor_for_our_own_members() {
-    with_database("state_warm", |fixture| async move {
+    with_database(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let plain = stored(&fixture, Event::new("$1", 1).group(1)).await;
@@ -206,7 +209,7 @@ async fn a_warm_cache_needs_no_statement_for_a_message_nor_for_our_own_members()
         let replaced = EventId::from("$ann");
         let left = StoredEvent {
             kind: MEMBER.to_owned(),
-            state_key: Some("@ann:ours.example".to_owned()),
+            state_key: Some("@ann:us.example".to_owned()),
             ..plain
         };
         let facts = EventFacts {
@@ -221,15 +224,15 @@ async fn a_warm_cache_needs_no_statement_for_a_message_nor_for_our_own_members()
 
 #[tokio::test]
 async fn a_room_being_joined_goes_by_the_list_it_was_given() {
-    with_database("state_partial", |fixture| async move {
+    with_database(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let event = Event::new("$1", 1).group(2);
         fixture.event(event).await;
         fixture
-            .sql(
+            .run(
                 "INSERT INTO partial_state_rooms (room_id) VALUES ('!room');
-                 INSERT INTO partial_state_rooms_servers VALUES ('!room', 'two'), ('!room', 'ours.example');
+                 INSERT INTO partial_state_rooms_servers VALUES ('!room', 'two'), ('!room', 'us.example');
                  INSERT INTO partial_state_events VALUES ('!room', '$1')",
             )
             .await;
@@ -237,11 +240,11 @@ async fn a_room_being_joined_goes_by_the_list_it_was_given() {
         let hosts = recipients(&fixture.store, &cache, &event, PLAIN).await.unwrap();
         assert_eq!(hosts, ["two".into()], "though group 2 has it banned");
 
-        fixture.sql("DELETE FROM partial_state_rooms_servers").await;
+        fixture.run("DELETE FROM partial_state_rooms_servers").await;
         let error = recipients(&fixture.store, &cache, &event, PLAIN).await.unwrap_err();
         assert!(matches!(error, RecipientsError::NotYet), "{error}");
         fixture
-            .sql("DELETE FROM partial_state_events; UPDATE event_to_state_groups SET state_group = 1")
+            .run("DELETE FROM partial_state_events; UPDATE event_to_state_groups SET state_group = 1")
             .await;
         let hosts = recipients(&fixture.store, &cache, &event, PLAIN).await.unwrap();
         assert_eq!(
@@ -255,7 +258,7 @@ async fn a_room_being_joined_goes_by_the_list_it_was_given() {
 
 #[tokio::test]
 async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
-    with_database("state_visibility", |fixture| async move {
+    with_database(|fixture| async move {
         room(&fixture).await;
         let kind = "m.room.history_visibility";
         for (id, ordering, content) in [
@@ -301,10 +304,10 @@ async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
 
 #[tokio::test]
 async fn the_flags_of_an_event_say_whether_it_is_ours_to_send() {
-    with_database("state_ours", |fixture| async move {
+    with_database(|fixture| async move {
         fixture.room("!room").await;
         let own = stored(&fixture, Event::new("$1", 1)).await;
-        let ours = OURS.into();
+        let ours = US.into();
         assert!(is_ours_to_send(&own, &ours));
         let theirs = StoredEvent {
             sender: "@bob:two".to_owned(),

@@ -137,6 +137,95 @@ async fn the_backlog_lists_what_is_alive_and_forgets_the_rest() {
     assert_eq!(db.backlog().await, ["other !drained 9"]);
 }
 
+/// Sticky events of ours: the id, its internal metadata, the SQL that befalls it, and whether it may still be sent.
+const CASES: [(&str, &str, &str, bool); 16] = [
+    ("$plain", "{}", "", true),
+    ("$soft", r#"{"soft_failed": true}"#, "", false),
+    ("$revived", r#"{"soft_failed": false}"#, "", true),
+    (
+        "$rejected",
+        "{}",
+        "INSERT INTO rejections VALUES ('$rejected', '', '')",
+        false,
+    ),
+    (
+        "$unread",
+        "{}",
+        "DELETE FROM event_json WHERE event_id = '$unread'; DELETE FROM events WHERE event_id = '$unread'",
+        false,
+    ),
+    (
+        "$outlier",
+        "{}",
+        "UPDATE events SET outlier = true WHERE event_id = '$outlier'",
+        false,
+    ),
+    (
+        "$known",
+        "{}",
+        "INSERT INTO redactions VALUES ('$absent', '$known', false, 0, false)",
+        false,
+    ),
+    (
+        "$unconfirmed",
+        "{}",
+        "INSERT INTO redactions VALUES ('$absent2', '$unconfirmed', false, 0, true)",
+        true,
+    ),
+    (
+        "$by us",
+        "{}",
+        "INSERT INTO redactions VALUES ('$r us', '$by us', false, 0, true)",
+        false,
+    ),
+    (
+        "$by power",
+        "{}",
+        "INSERT INTO redactions VALUES ('$r power', '$by power', false, 0, true)",
+        false,
+    ),
+    (
+        "$by stranger",
+        "{}",
+        "INSERT INTO redactions VALUES ('$r stranger', '$by stranger', false, 0, true)",
+        true,
+    ),
+    (
+        "$elsewhere",
+        "{}",
+        "INSERT INTO redactions VALUES ('$r other room', '$elsewhere', false, 0, true)",
+        true,
+    ),
+    (
+        "$refused",
+        "{}",
+        "INSERT INTO redactions VALUES ('$r rejected', '$refused', false, 0, true);
+                            INSERT INTO rejections VALUES ('$r rejected', '', '')",
+        true,
+    ),
+    (
+        "$erased",
+        "{}",
+        "UPDATE sticky_events SET sender = '@gone:us.example' WHERE event_id = '$erased';
+                           INSERT INTO erased_users VALUES ('@gone:us.example')",
+        false,
+    ),
+    (
+        "$banned",
+        "{}",
+        "UPDATE sticky_events SET sender = '@bad:us.example' WHERE event_id = '$banned';
+                           INSERT INTO room_ban_redactions VALUES ('!a', '@bad:us.example', '$r us', NULL)",
+        false,
+    ),
+    (
+        "$returned",
+        "{}",
+        "UPDATE sticky_events SET sender = '@back:us.example' WHERE event_id = '$returned';
+                             INSERT INTO room_ban_redactions VALUES ('!a', '@back:us.example', '$r us', 1)",
+        true,
+    ),
+];
+
 #[tokio::test]
 async fn what_may_not_be_sent_is_marked() {
     let Some(db) = TestDatabase::new().await else { return };
@@ -145,94 +234,6 @@ async fn what_may_not_be_sent_is_marked() {
     db.room("!b").await;
     let mut expected = vec![(3, "$3", true), (5, "$5", true)];
     let mut position = 10;
-    // Each case: an event of ours, what its row in event_json says, and the SQL that befalls it.
-    let cases: [(&str, &str, &str, bool); 16] = [
-        ("$plain", "{}", "", true),
-        ("$soft", r#"{"soft_failed": true}"#, "", false),
-        ("$revived", r#"{"soft_failed": false}"#, "", true),
-        (
-            "$rejected",
-            "{}",
-            "INSERT INTO rejections VALUES ('$rejected', '', '')",
-            false,
-        ),
-        (
-            "$unread",
-            "{}",
-            "DELETE FROM event_json WHERE event_id = '$unread'; DELETE FROM events WHERE event_id = '$unread'",
-            false,
-        ),
-        (
-            "$outlier",
-            "{}",
-            "UPDATE events SET outlier = true WHERE event_id = '$outlier'",
-            false,
-        ),
-        (
-            "$known",
-            "{}",
-            "INSERT INTO redactions VALUES ('$absent', '$known', false, 0, false)",
-            false,
-        ),
-        (
-            "$unconfirmed",
-            "{}",
-            "INSERT INTO redactions VALUES ('$absent2', '$unconfirmed', false, 0, true)",
-            true,
-        ),
-        (
-            "$by us",
-            "{}",
-            "INSERT INTO redactions VALUES ('$r us', '$by us', false, 0, true)",
-            false,
-        ),
-        (
-            "$by power",
-            "{}",
-            "INSERT INTO redactions VALUES ('$r power', '$by power', false, 0, true)",
-            false,
-        ),
-        (
-            "$by stranger",
-            "{}",
-            "INSERT INTO redactions VALUES ('$r stranger', '$by stranger', false, 0, true)",
-            true,
-        ),
-        (
-            "$elsewhere",
-            "{}",
-            "INSERT INTO redactions VALUES ('$r other room', '$elsewhere', false, 0, true)",
-            true,
-        ),
-        (
-            "$refused",
-            "{}",
-            "INSERT INTO redactions VALUES ('$r rejected', '$refused', false, 0, true);
-                            INSERT INTO rejections VALUES ('$r rejected', '', '')",
-            true,
-        ),
-        (
-            "$erased",
-            "{}",
-            "UPDATE sticky_events SET sender = '@gone:us.example' WHERE event_id = '$erased';
-                           INSERT INTO erased_users VALUES ('@gone:us.example')",
-            false,
-        ),
-        (
-            "$banned",
-            "{}",
-            "UPDATE sticky_events SET sender = '@bad:us.example' WHERE event_id = '$banned';
-                           INSERT INTO room_ban_redactions VALUES ('!a', '@bad:us.example', '$r us', NULL)",
-            false,
-        ),
-        (
-            "$returned",
-            "{}",
-            "UPDATE sticky_events SET sender = '@back:us.example' WHERE event_id = '$returned';
-                             INSERT INTO room_ban_redactions VALUES ('!a', '@back:us.example', '$r us', 1)",
-            true,
-        ),
-    ];
     let recheck = r#"{"recheck_redaction": true}"#;
     db.event(&Event {
         metadata: recheck,
@@ -247,7 +248,7 @@ async fn what_may_not_be_sent_is_marked() {
     .await;
     db.event(&Event::new("$r other room", "!b", ANN, 4)).await;
     db.event(&Event::new("$r rejected", "!a", ANN, 5)).await;
-    for (id, metadata, sql, sendable) in cases {
+    for (id, metadata, sql, sendable) in CASES {
         db.sticky(
             &Event {
                 metadata,

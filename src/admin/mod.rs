@@ -124,7 +124,7 @@ mod tests {
         serving.await.expect("no panic").expect("served");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_connection_left_open_does_not_hold_up_the_stop() {
         let (address, shutdown, serving) = start().await;
         let mut half = TcpStream::connect(address).await.expect("a connection");

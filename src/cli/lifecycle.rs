@@ -116,7 +116,7 @@ impl Lifecycle {
         notify(NotifyState::Ready);
         if let Some(limit) = sd_notify::watchdog_enabled() {
             tokio::spawn(async move {
-                let mut ticks = tokio::time::interval(limit / 2);
+                let mut ticks = tokio::time::interval((limit / 2).max(Duration::from_millis(1)));
                 loop {
                     ticks.tick().await;
                     notify(NotifyState::Watchdog);
@@ -128,6 +128,7 @@ impl Lifecycle {
     /// Waits for the drain to begin and then for every task to end, at most until a little after the stop.
     pub async fn finished(self) -> Ended {
         self.drain.cancelled().await;
+        notify(NotifyState::Stopping);
         self.tasks.close();
         let out_of_patience = async {
             self.stop.cancelled().await;
@@ -155,7 +156,6 @@ impl Lifecycle {
             () = self.drain.cancelled() => {}
         }
         self.drain.cancel();
-        notify(NotifyState::Stopping);
         tokio::select! {
             Some(signal) = signals.recv() => tracing::warn!(signal, "stopping at once"),
             () = tokio::time::sleep(DRAIN + CHECKPOINT) => tracing::warn!("draining took too long, stopping at once"),
@@ -245,7 +245,7 @@ mod tests {
     async fn a_task_that_is_done_ends_nothing() {
         let (_signals, lifecycle) = start();
         lifecycle.spawn("short", async { Ok(()) });
-        let waited = tokio::time::timeout(Duration::from_secs(3600), lifecycle.clone().finished()).await;
+        let waited = tokio::time::timeout(Duration::from_hours(1), lifecycle.clone().finished()).await;
         assert!(waited.is_err());
         lifecycle.drain().cancel();
         assert_eq!(lifecycle.finished().await, Ended::Well);

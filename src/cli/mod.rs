@@ -5,7 +5,11 @@ pub mod lifecycle;
 mod logging;
 mod run;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    io::{Write, stdout},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{Parser, Subcommand};
 
@@ -59,10 +63,10 @@ impl Cli {
         };
         match &self.command {
             Command::Run(_) => run::run(config),
-            Command::Check(_) => {
-                print!("{}", check::summary(&config));
-                ExitCode::SUCCESS
-            }
+            Command::Check(_) => match stdout().write_all(check::summary(&config).as_bytes()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(_) => ExitCode::FAILURE,
+            },
         }
     }
 }

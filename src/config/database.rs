@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Database, error::ConfigError, node::Node, yaml::Layers};
 
 /// What Synapse sets when `statement_timeout` is absent.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+const STATEMENT_TIMEOUT: Duration = Duration::from_mins(10);
 const SSL_MODES: [&str; 6] = ["disable", "allow", "prefer", "require", "verify-ca", "verify-full"];
 /// Parameters of libpq that change neither where nor as whom nor how safely we connect.
 const WITHOUT_EFFECT: [&str; 10] = [

@@ -22,7 +22,7 @@ impl<'a> Node<'a> {
         }
     }
 
-    /// An error about this value; `problem` goes on with the sentence that the key begins. Do not put the value of a secret into `problem`.
+    /// An error about this value; `problem` goes on with the sentence that the key begins, and holds no secret.
     pub(super) fn error(&self, problem: impl std::fmt::Display, remedy: impl std::fmt::Display) -> ConfigError {
         ConfigError::at_key(&self.file, &self.key, problem, remedy)
     }
@@ -112,11 +112,17 @@ impl<'a> Node<'a> {
         Ok(self.text()?.map(Secret))
     }
 
-    /// A truth value.
+    /// A truth value; `yes` and its like are booleans to `PyYAML`.
     pub(super) fn flag(&self) -> Result<Option<bool>, ConfigError> {
         match self.value {
             None => Ok(None),
             Some(Value::Bool(flag)) => Ok(Some(*flag)),
+            Some(Value::String(word)) if ["yes", "Yes", "YES", "on", "On", "ON"].contains(&word.as_str()) => {
+                Ok(Some(true))
+            }
+            Some(Value::String(word)) if ["no", "No", "NO", "off", "Off", "OFF"].contains(&word.as_str()) => {
+                Ok(Some(false))
+            }
             Some(_) => Err(self.wrong_type("`true` or `false`")),
         }
     }

@@ -29,6 +29,7 @@ struct Listen {
 #[derive(Deserialize)]
 #[cfg_attr(test, derive(serde::Serialize))]
 #[serde(deny_unknown_fields, default)]
+#[expect(clippy::struct_field_names, reason = "the names are the keys of the file")]
 struct Sender {
     // Below this not even one PDU of the largest size fits.
     #[serde(deserialize_with = "within::<_, 131_072, 1_073_741_824>")]
@@ -115,7 +116,7 @@ pub(super) fn read(path: Option<&Path>) -> Result<Own, ConfigError> {
     })?;
     parse(&text).map_err(|e| {
         let place = e.span().map_or(String::new(), |span| {
-            let line = text[..span.start].matches('\n').count() + 1;
+            let line = text.get(..span.start).unwrap_or_default().matches('\n').count() + 1;
             let content = text.lines().nth(line - 1).unwrap_or_default().trim();
             format!("line {line}, `{content}`: ")
         });
@@ -147,7 +148,7 @@ fn address<'de, D: Deserializer<'de>>(input: D) -> Result<Option<SocketAddr>, D:
 }
 
 fn age<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
-    let bounds = Duration::from_secs(1)..=Duration::from_secs(60 * 60);
+    let bounds = Duration::from_secs(1)..=Duration::from_hours(1);
     let age = duration::parse(&String::deserialize(input)?).filter(|age| bounds.contains(age));
     age.ok_or_else(|| D::Error::custom("give a length of time from `1s` to `1h`"))
 }
@@ -216,7 +217,7 @@ mod tests {
             listen: "[::1]:1".parse().ok(),
             max_transaction_bytes: 131_072,
             max_pending_pdus: 1,
-            max_pending_age: Duration::from_secs(60),
+            max_pending_age: Duration::from_mins(1),
             max_connecting: 2,
             log_format: LogFormat::Json,
             log_filter: "burdock=debug".to_owned(),

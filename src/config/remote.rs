@@ -23,7 +23,7 @@ pub(super) fn read(layers: &Layers, env: &dyn Fn(&str) -> Option<String>) -> Res
             .get("federation")
             .get("client_timeout")?
             .duration()?
-            .unwrap_or(Duration::from_secs(60)),
+            .unwrap_or(Duration::from_mins(1)),
     })
 }
 
@@ -40,11 +40,11 @@ pub(super) fn read_retry(layers: &Layers) -> Result<Retry, ConfigError> {
     }
     let duration = |key, default| Ok(section.get(key)?.duration()?.unwrap_or(default));
     Ok(Retry {
-        min_interval: duration("destination_min_retry_interval", Duration::from_secs(10 * 60))?,
+        min_interval: duration("destination_min_retry_interval", Duration::from_mins(10))?,
         multiplier: multiplier_number,
-        max_interval: duration("destination_max_retry_interval", Duration::from_secs(7 * 24 * 60 * 60))?,
+        max_interval: duration("destination_max_retry_interval", Duration::from_hours(7 * 24))?,
         attempt_retries: section.get("max_long_retries")?.integer(0..=1000)?.unwrap_or(10),
-        attempt_max_delay: duration("max_long_retry_delay", Duration::from_secs(60))?,
+        attempt_max_delay: duration("max_long_retry_delay", Duration::from_mins(1))?,
     })
 }
 

@@ -1,7 +1,7 @@
 //! Synapse's configuration files, laid over each other: which files `-c` means, and which value of a key counts.
 //!
-//! The rules are Synapse's, so that the files an operator has keep their meaning: YAML as `PyYAML` reads it (`yes` and `on`
-//! are booleans, `017` is octal, `<<` merges), a folder stands for its `*.yaml` in name order, and of several files
+//! The rules are Synapse's, so that the files an operator has keep their meaning: YAML as `PyYAML` reads it (`017` is octal,
+//! `<<` merges), a folder stands for its `*.yaml` in name order, and of several files
 //! the last one that has a top-level key gives the whole value of that key.
 
 use std::{
@@ -140,6 +140,7 @@ fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     serde_saphyr::options! {
         duplicate_keys: duplicate_keys,
         legacy_octal_numbers: true,
+        strict_booleans: true, // else `y` and `n` are booleans as well; `Node::flag` knows the other words
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
         with_snippet: false, // a snippet could show the line with the password
     }
@@ -199,13 +200,13 @@ mod tests {
 
     #[test]
     fn scalars_mean_what_they_mean_to_pyyaml() {
-        let text =
-            "a: yes\nb: off\nc: 0644\nd: 1_000\nbase: &b {x: 1, y: 2}\ne: {<<: *b, y: 3}\nf: '012'\ng:\nh: 1.5\n3: 4\n";
+        let text = "a: yes\nb: off\nc: 0644\nd: 1_000\nbase: &b {x: 1, y: 2}\ne: {<<: *b, y: 3}\nf: '012'\ng:\nh: 1.5\ni: y\n3: 4\n";
         let files = folder(&[("a.yaml", text)]);
         let layers = Layers::read(&[files.path().to_owned()]).expect("layers");
         let value = |key: &str| layers.keys[key].1.clone();
-        assert_eq!(value("a"), true);
-        assert_eq!(value("b"), false);
+        assert_eq!(layers.get("a").flag(), Ok(Some(true)));
+        assert_eq!(layers.get("b").flag(), Ok(Some(false)));
+        assert_eq!(value("i"), "y");
         assert_eq!(value("c"), 0o644);
         assert_eq!(value("d"), 1000);
         assert_eq!(value("e"), serde_json::json!({"x": 1, "y": 3}));

@@ -106,6 +106,16 @@ impl Outcome {
         }
     }
 
+    /// The HTTP status, if there was an answer.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Accepted(_) => Some(200),
+            Self::Unreadable { status, .. } | Self::Refused { status, .. } => Some(*status),
+            Self::Failed { .. } => None,
+        }
+    }
+
     /// How long the server asks to be left alone.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {

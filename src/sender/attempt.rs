@@ -45,6 +45,7 @@ impl Sender {
                 outcome = self.client.send(destination, &transaction, body) => outcome,
                 () = self.shutdown.stop.cancelled() => return Attempt::Interrupted,
             };
+            self.metrics.http_response(outcome.status());
             let wait = match (outcome.after(), outcome) {
                 (AfterTry::Done, Outcome::Accepted(accepted)) => {
                     self.metrics.sent_transactions.inc();

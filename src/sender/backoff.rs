@@ -14,7 +14,7 @@ use crate::{
 const JITTER: std::ops::Range<f64> = 0.8..1.4;
 
 /// The longest interval that is ever stored, ms: what Synapse caps its own setting at.
-const INTERVAL_CEILING: f64 = (1_u64 << 62) as f64;
+const INTERVAL_CEILING: f64 = 4_611_686_018_427_387_904.0;
 
 /// The timings after one more failed attempt at `now`.
 ///

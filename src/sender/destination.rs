@@ -25,8 +25,11 @@ use crate::core::{
     store::{DestinationRecord, RetryTimings},
 };
 
-/// A room's live PDUs wait this long, at most, for the room's sticky backlog.
-pub const HOLD_LIMIT: Duration = Duration::from_secs(10);
+/// A room's live PDUs wait for the room's sticky backlog until that has not got further for this long.
+const HOLD_PATIENCE: Duration = Duration::from_secs(10);
+
+/// They wait this long at most.
+const HOLD_LIMIT: Duration = Duration::from_mins(1);
 
 /// How long PDUs are kept in memory while their destination catches up.
 const CATCH_UP_PATIENCE: Duration = Duration::from_mins(1);
@@ -369,8 +372,11 @@ impl Destination {
         let mut place = 0;
         while place < pending.len() && !full {
             let pdu = &pending[place];
-            let release = pdu.since + HOLD_LIMIT;
-            if release > now.at && backlog.holds_any() && backlog.holds(&pdu.pdu.room_id) {
+            let release = backlog.moved(&pdu.pdu.room_id).map(|moved| {
+                let patience = moved.max(pdu.since) + HOLD_PATIENCE;
+                patience.min(pdu.since + HOLD_LIMIT)
+            });
+            if let Some(release) = release.filter(|release| *release > now.at) {
                 held_until = Some(held_until.map_or(release, |until| until.min(release)));
                 place += 1;
                 continue;

@@ -132,6 +132,8 @@ impl EventLoop {
         let mut entries = vec![];
         let mut sticky = vec![];
         let mut late = vec![];
+        sender.metrics.events_processed.inc_by(events.len() as u64);
+        let newest = events.last().and_then(|event| event.received);
         for event in events {
             if !recipients::is_ours_to_send(&event, &sender.origin) {
                 continue;
@@ -176,6 +178,10 @@ impl EventLoop {
             }
         }
         let entered = self.enter_decided(&entries, &sticky, &late, read_up_to).await;
+        if let Some(received) = newest {
+            sender.metrics.event_last_ts.set(received.0);
+            sender.metrics.event_lag.set(clock::now().wall.since(received));
+        }
         if entered.is_err() {
             // The page will be read again: what it put aside must not be there twice.
             for (ordering, room) in late.iter().rev() {

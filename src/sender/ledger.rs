@@ -77,8 +77,6 @@ pub struct Ledger {
     limits: Limits,
     /// Events up to here are entered.
     head: StreamOrdering,
-    /// `last_successful` of a destination speaks for events at or below it (see [`EventCursor::ours`]).
-    trusted: bool,
     deltas: Option<StreamOrdering>,
     outstanding: Outstanding,
     /// Events whose hosts are not known yet.
@@ -92,12 +90,14 @@ pub struct Ledger {
 
 impl Ledger {
     /// An empty ledger at the position where the process resumes.
+    ///
+    /// No destination may have a `last_successful` above it that was not written by us: what lies between would not be
+    /// sent to it again.
     #[must_use]
     pub fn new(cursor: EventCursor, limits: Limits) -> Self {
         Self {
             limits,
             head: cursor.position,
-            trusted: cursor.ours,
             deltas: cursor.deltas,
             outstanding: Outstanding::default(),
             undecided: BTreeSet::new(),
@@ -181,11 +181,12 @@ impl Ledger {
                     debug_assert!(false, "{name} was not introduced");
                     continue;
                 };
-                let accepted = known
+                // After a start, events above the cursor are read again; these it has.
+                if known
                     .destination
                     .last_successful()
-                    .is_some_and(|last| pdu.ordering <= last);
-                if self.trusted && accepted {
+                    .is_some_and(|last| pdu.ordering <= last)
+                {
                     continue;
                 }
                 known
@@ -264,7 +265,7 @@ impl Ledger {
     pub fn accepted(&mut self, name: &ServerName, now: Now) {
         let undecided = self.undecided.first().copied();
         self.change(name, |destination, outstanding| {
-            destination.accepted(undecided, now, outstanding)
+            destination.accepted(undecided, now, outstanding);
         });
     }
 
@@ -295,6 +296,16 @@ impl Ledger {
         let known = self.destinations.get_mut(name)?;
         known.destination.set_retry(retry);
         known.wake(name)
+    }
+
+    /// The destinations in back-off.
+    #[must_use]
+    pub fn backing_off(&self, now: Now) -> Vec<ServerName> {
+        let backing_off = self
+            .destinations
+            .iter()
+            .filter(|(_, known)| known.destination.retry().due(now.wall).is_some());
+        backing_off.map(|(name, _)| name.clone()).collect()
     }
 
     /// A destination's back-off as far as known.

@@ -39,7 +39,7 @@ use crate::{
         replication::task::{Publisher, Subscription},
         shutdown::Shutdown,
         state::joined_hosts::JoinedHosts,
-        store::{EventCursor, Store, StoreError},
+        store::{Checkpoint, EventCursor, Store, StoreError},
     },
     federation::{client::Client, transaction::TransactionIds},
 };
@@ -140,6 +140,9 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         Some(deltas) => deltas,
         None => parts.store.first_delta_cursor(clock::now().wall, up_to).await?,
     };
+    if !cursor.ours {
+        take_over(&parts).await?;
+    }
     let sender = Arc::new(Sender {
         ledger: Mutex::new(Ledger::new(*cursor, parts.limits)),
         metrics: Arc::clone(metrics),
@@ -191,6 +194,23 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
     kept?;
     listened?;
     Ok(())
+}
+
+/// Makes the positions that another sender left our own.
+///
+/// Synapse's sender stores a destination's `last_successful` for what it sent last, though an event below it, of another
+/// room, may not be sent yet; and after a crash its cursor is below both. Only what is at or below the cursor can be
+/// relied on, so everything above it counts as not sent, from this checkpoint on.
+async fn take_over(parts: &Parts) -> Result<(), StoreError> {
+    let cursor = parts.cursor.position;
+    let beyond = parts.store.successful_beyond(cursor).await?;
+    let ours = beyond.into_iter().filter(|name| parts.shard.owns(name));
+    let checkpoint = Checkpoint {
+        cursor,
+        last_successful: ours.map(|name| (name, cursor)).collect(),
+        ..Checkpoint::default()
+    };
+    parts.store.checkpoint(&checkpoint).await
 }
 
 impl Sender {

@@ -9,7 +9,7 @@ use tokio::{
 };
 use tracing::{debug, error, warn};
 
-use super::Sender;
+use super::{Sender, SenderError};
 use crate::core::{
     clock,
     id::ServerName,
@@ -38,8 +38,8 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// [`TwinAlive`]: the process must end.
-    pub(super) async fn listen(self: Arc<Self>, mut heard: mpsc::Receiver<Heard>) -> Result<(), TwinAlive> {
+    /// The process must end: a Python sender is alive, or Synapse was upgraded beyond what we know.
+    pub(super) async fn listen(self: Arc<Self>, mut heard: mpsc::Receiver<Heard>) -> Result<(), SenderError> {
         loop {
             let heard = tokio::select! {
                 heard = heard.recv() => heard,
@@ -64,11 +64,37 @@ impl Sender {
                 Some(Heard::TwinAlive) => {
                     let error = TwinAlive(self.me.to_string());
                     error!(%error, "stopping");
-                    return Err(error);
+                    return Err(error.into());
                 }
-                Some(Heard::Connected) => self.scan_now.notify_one(),
+                Some(Heard::Connected) => {
+                    self.check_versions().await?;
+                    // Whoever was seen alive meanwhile is due now.
+                    self.scan_now.notify_one();
+                }
+                Some(Heard::Overrun) => {
+                    let backing_off = self.ledger.lock().backing_off(clock::now());
+                    for name in backing_off {
+                        self.spawn_refresh(name);
+                    }
+                    self.scan_now.notify_one();
+                }
                 Some(_) => {}
             }
+        }
+    }
+
+    /// After a lost connection the reason may be an upgrade of Synapse, and with it of the database under us.
+    async fn check_versions(&self) -> Result<(), SenderError> {
+        match self.store.check_versions().await {
+            Err(error @ StoreError::Incompatible(_)) => {
+                error!(%error, "stopping");
+                Err(error.into())
+            }
+            Err(error) => {
+                warn!(%error, "the version of Synapse's schema could not be read");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 

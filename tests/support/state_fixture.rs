@@ -1,24 +1,34 @@
-//! A copy of Synapse's database for one test, and the rows that state and events are made of.
+//! The rows that events and state are made of, in a copy of Synapse's database.
 
-use std::{future::Future, panic::resume_unwind};
+use std::{future::Future, ops::Deref};
 
-use burdock::{
-    config::Database,
-    core::{
-        id::{RoomId, ServerName, StateGroup},
-        store::Store,
-    },
+use burdock::core::{
+    id::{RoomId, StateGroup},
+    store::Store,
 };
-use sqlx::{Connection, Executor, PgConnection, PgPool, postgres::PgConnectOptions};
 
-/// Our server's name in these tests.
-pub const OURS: &str = "ours.example";
+use crate::database::TestDatabase;
 
 /// One test's database.
-#[derive(Clone)]
 pub struct Fixture {
     pub store: Store,
-    pub pool: PgPool,
+    database: TestDatabase,
+}
+
+impl Deref for Fixture {
+    type Target = TestDatabase;
+
+    fn deref(&self) -> &TestDatabase {
+        &self.database
+    }
+}
+
+/// Runs `test` on a database of its own, if one is offered.
+pub async fn with_database<F: Future<Output = ()>>(test: impl FnOnce(Fixture) -> F) {
+    if let Some(database) = TestDatabase::new().await {
+        let store = database.connect("fed1").await;
+        test(Fixture { store, database }).await;
+    }
 }
 
 /// An event to be stored.
@@ -44,7 +54,7 @@ impl<'a> Event<'a> {
             room: "!room",
             kind: "m.room.message",
             state_key: None,
-            sender: "@ann:ours.example",
+            sender: "@ann:us.example",
             content: "{}",
             metadata: "{}",
             outlier: false,
@@ -92,62 +102,10 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Runs `test` on a database of its own, and removes that whatever happens. Skips aloud if no database is offered.
-pub async fn with_database<F>(name: &str, test: impl FnOnce(Fixture) -> F)
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    let (Ok(url), Ok(template)) = (std::env::var("BURDOCK_TEST_PG"), std::env::var("BURDOCK_TEST_TEMPLATE")) else {
-        eprintln!("skipped: {name} needs BURDOCK_TEST_PG and BURDOCK_TEST_TEMPLATE");
-        return;
-    };
-    let database = format!("burdock_{name}_{}", std::process::id());
-    let mut admin = PgConnection::connect(&url).await.unwrap();
-    let create = format!("CREATE DATABASE {database} TEMPLATE {template}");
-    admin.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(create))).await.unwrap();
-    let fixture = Fixture::open(&url, &database).await;
-    let result = tokio::spawn(test(fixture)).await;
-    let drop = format!("DROP DATABASE {database} WITH (FORCE)");
-    admin.execute(sqlx::raw_sql(sqlx::AssertSqlSafe(drop))).await.unwrap();
-    if let Err(failure) = result {
-        resume_unwind(failure.into_panic());
-    }
-}
-
 impl Fixture {
-    async fn open(url: &str, database: &str) -> Self {
-        let options: PgConnectOptions = url.parse().unwrap();
-        let config = Database {
-            host: Some(options.get_host().to_owned()),
-            port: Some(options.get_port()),
-            user: Some(options.get_username().to_owned()),
-            password: None,
-            name: database.to_owned(),
-            ssl_mode: None,
-            ssl_root_cert: None,
-            ssl_client: None,
-            max_connections: 6,
-            statement_timeout: std::time::Duration::from_mins(1),
-            allow_unsafe_locale: false,
-        };
-        let store = Store::connect(&config, "fed1".into(), ServerName::from(OURS))
-            .await
-            .unwrap();
-        let pool = PgPool::connect_with(options.database(database)).await.unwrap();
-        Self { store, pool }
-    }
-
-    /// Runs statements that take no parameters.
-    pub async fn sql(&self, statements: &'static str) {
-        self.pool.execute(sqlx::raw_sql(statements)).await.unwrap();
-    }
-
+    /// Stores a room.
     pub async fn room(&self, room: &str) -> RoomId {
-        sqlx::query("INSERT INTO rooms (room_id, room_version) VALUES ($1, '11')")
-            .bind(room)
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        self.database.room(room).await;
         room.into()
     }
 

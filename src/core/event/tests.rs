@@ -30,6 +30,7 @@ pub(super) fn stored(json: &Json, room_version: &str) -> StoredEvent {
         proactively_send: true,
         soft_failed: false,
         redacted: false,
+        received: None,
     }
 }
 

@@ -21,4 +21,6 @@ pub mod task;
 pub use from_store::start_positions;
 
 #[cfg(test)]
+mod scripts;
+#[cfg(test)]
 mod simulation;

@@ -15,6 +15,7 @@ use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
 };
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -76,28 +77,36 @@ pub async fn listen(redis: Redis, channel: String, events: mpsc::Sender<BusEvent
     }
 }
 
-/// Publishes on `channel` what comes into `outbox`, for ever. Ends when `events` is closed.
-pub async fn speak(redis: Redis, channel: String, outbox: Arc<Outbox>, events: mpsc::Sender<BusEvent>, rng: StdRng) {
+/// Publishes on `channel` what comes into `outbox`, until `shutdown`; then what still waits there, if a connection stands.
+pub async fn speak(
+    redis: Redis,
+    channel: String,
+    outbox: Arc<Outbox>,
+    events: mpsc::Sender<BusEvent>,
+    rng: StdRng,
+    shutdown: CancellationToken,
+) {
     let mut backoff = Backoff::new(LONGEST_PAUSE_OUTBOUND, rng);
-    loop {
-        match within_timeout(connect(&redis)).await {
+    while let Some(connected) = shutdown.run_until_cancelled(within_timeout(connect(&redis))).await {
+        match connected {
             Ok(connection) => {
                 backoff.reset();
                 debug!("outbound connection to Redis stands");
                 outbox.open();
-                if events.send(BusEvent::OutboundUp).await.is_err() {
+                // The reader may be gone already at shutdown; what waits is published all the same.
+                let _ = events.send(BusEvent::OutboundUp).await;
+                let Err((error, unsent)) = publish_all(connection, &channel, &outbox, &shutdown).await else {
                     return;
-                }
-                let (error, unsent) = publish_all(connection, &channel, &outbox).await;
+                };
                 outbox.close(unsent);
                 warn!(%error, "outbound connection to Redis lost");
-                if events.send(BusEvent::OutboundDown).await.is_err() {
-                    return;
-                }
+                let _ = events.send(BusEvent::OutboundDown).await;
             }
             Err(error) => warn!(%error, "no outbound connection to Redis"),
         }
-        sleep(backoff.pause()).await;
+        if shutdown.run_until_cancelled(sleep(backoff.pause())).await.is_none() {
+            return;
+        }
     }
 }
 
@@ -146,11 +155,19 @@ async fn pass_on(mut stream: PubSubStream, events: &mpsc::Sender<BusEvent>) -> B
     BusError::Ended
 }
 
-/// Publishes until the connection fails; then also the lines that may not have arrived.
-async fn publish_all(mut connection: MultiplexedConnection, channel: &str, outbox: &Outbox) -> (BusError, Vec<Line>) {
+/// Publishes until `shutdown` and nothing waits, or until the connection fails; then also gives the lines that may not
+/// have arrived.
+async fn publish_all(
+    mut connection: MultiplexedConnection,
+    channel: &str,
+    outbox: &Outbox,
+    shutdown: &CancellationToken,
+) -> Result<(), (BusError, Vec<Line>)> {
     loop {
         let lines = tokio::select! {
+            biased;
             lines = outbox.next() => lines,
+            () = shutdown.cancelled() => return Ok(()),
             () = sleep(PING_EVERY) => Vec::new(),
         };
         let mut pipe = redis::pipe();
@@ -161,7 +178,7 @@ async fn publish_all(mut connection: MultiplexedConnection, channel: &str, outbo
             pipe.cmd("PUBLISH").arg(channel).arg(&line.text).ignore();
         }
         if let Err(error) = pipe.exec_async(&mut connection).await {
-            return (error.into(), lines);
+            return Err((error.into(), lines));
         }
     }
 }

@@ -110,7 +110,8 @@ impl Publisher {
     }
 }
 
-/// Starts to take part in replication, until `shutdown`. `seed` comes from the operating system's randomness: jitter and
+/// Starts to take part in replication, until `shutdown` (which comes last: what was given to the [`Publisher`] before is
+/// still published). `seed` comes from the operating system's randomness: jitter and
 /// transaction ids are made from it.
 pub fn start<G: GapSource>(
     settings: Settings,
@@ -133,7 +134,7 @@ pub fn start<G: GapSource>(
         events.clone(),
         StdRng::from_rng(&mut rng),
     );
-    let speak = redis_bus::speak(settings.redis, channel, outbox.clone(), events, rng);
+    let speak = redis_bus::speak(settings.redis, channel, outbox.clone(), events, rng, shutdown.clone());
     let driver = Driver {
         reader: Reader::new(settings.me, start),
         outbox: outbox.clone(),
@@ -149,7 +150,7 @@ pub fn start<G: GapSource>(
         edus_dropped: 0,
     };
     tracker.spawn(shutdown.clone().run_until_cancelled_owned(listen));
-    tracker.spawn(shutdown.clone().run_until_cancelled_owned(speak));
+    tracker.spawn(speak);
     tracker.spawn(shutdown.clone().run_until_cancelled_owned(driver.run(bus)));
     Subscription {
         events_up_to: up_to_receiver,

@@ -41,6 +41,19 @@ impl Store {
             .collect()
     }
 
+    /// The destinations whose `last_successful` is above `position`.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn successful_beyond(&self, position: StreamOrdering) -> Result<Vec<ServerName>, StoreError> {
+        let names: Vec<String> =
+            sqlx::query_scalar("SELECT destination FROM destinations WHERE last_successful_stream_ordering > $1")
+                .bind(position.0)
+                .fetch_all(&self.pool)
+                .await?;
+        Ok(names.into_iter().map(ServerName::from).collect())
+    }
+
     /// Stores a destination's back-off, unless what is stored has been set further by another process meanwhile
     /// (Synapse's rule, which its processes follow too). The row that tells the other processes' caches commits with
     /// it and is returned, to be published. The default timings reset the back-off and are always stored.

@@ -9,7 +9,10 @@ use serde_json::{Map, Value};
 use sqlx::{Row, postgres::PgRow};
 
 use super::{EventPage, Store, StoreError, StoredEvent};
-use crate::core::id::{EventId, RoomId, ServerName, StateGroup, StreamOrdering, domain_of};
+use crate::core::{
+    clock::Millis,
+    id::{EventId, RoomId, ServerName, StateGroup, StreamOrdering, domain_of},
+};
 
 /// How many stream orderings one statement covers, so that a long absence is many short statements.
 const STEP: i64 = 10_000;
@@ -18,7 +21,7 @@ const STEP: i64 = 10_000;
 macro_rules! select_events {
     ($rest:literal) => {
         concat!(
-            "SELECT e.stream_ordering, e.event_id, e.room_id, e.type, e.state_key, e.sender, r.room_version,
+            "SELECT e.stream_ordering, e.event_id, e.room_id, e.type, e.state_key, e.sender, e.received_ts, r.room_version,
                     j.format_version, j.json, j.internal_metadata, g.state_group, p.event_id IS NOT NULL AS partial_state
              FROM events e
              CROSS JOIN LATERAL (
@@ -271,6 +274,7 @@ fn stored_event(row: &PgRow) -> Result<StoredEvent, sqlx::Error> {
         proactively_send: metadata.get("proactively_send") != Some(&Value::Bool(false)),
         soft_failed: flag(&metadata, "soft_failed"),
         redacted: false,
+        received: row.try_get::<Option<i64>, _>("received_ts")?.map(Millis),
     })
 }
 

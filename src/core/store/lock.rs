@@ -24,8 +24,23 @@ pub struct InstanceLock {
     connection: PgConnection,
     options: PgConnectOptions,
     key: i64,
-    /// The server process that holds the lock for us.
-    backend: i32,
+    backend: Backend,
+}
+
+/// A server process. With its start, because a restarted server counts its pids anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Backend {
+    pid: i32,
+    /// As PostgreSQL writes it.
+    started: String,
+}
+
+/// What came of an attempt to take the lock.
+enum Attempt {
+    /// It is ours, on this connection.
+    Taken(PgConnection, Backend),
+    /// It is this one's.
+    HeldBy(Backend),
 }
 
 impl Store {
@@ -36,13 +51,15 @@ impl Store {
     pub async fn lock_instance(&self) -> Result<InstanceLock, StoreError> {
         let options = PgConnectOptions::clone(&self.pool.connect_options());
         let key = key(self.server_name.as_str(), self.me.as_str());
-        let (connection, backend) = take(&options, key).await?;
-        Ok(InstanceLock {
-            connection,
-            options,
-            key,
-            backend,
-        })
+        match take(&options, key).await? {
+            Attempt::Taken(connection, backend) => Ok(InstanceLock {
+                connection,
+                options,
+                key,
+                backend,
+            }),
+            Attempt::HeldBy(backend) => Err(StoreError::AlreadyRunning(backend.pid)),
+        }
     }
 }
 
@@ -66,14 +83,14 @@ impl InstanceLock {
     async fn retake(&mut self) -> Option<StoreError> {
         loop {
             match tokio::time::timeout(PING_TIMEOUT, take(&self.options, self.key)).await {
-                Ok(Ok((connection, backend))) => {
+                Ok(Ok(Attempt::Taken(connection, backend))) => {
                     (self.connection, self.backend) = (connection, backend);
                     tracing::info!("holding the instance lock again");
                     return None;
                 }
                 // Our own old backend has not noticed yet that its client is gone: nobody else took over.
-                Ok(Err(StoreError::AlreadyRunning(holder))) if holder == self.backend => {}
-                Ok(Err(lost @ StoreError::AlreadyRunning(_))) => return Some(lost),
+                Ok(Ok(Attempt::HeldBy(holder))) if holder == self.backend => {}
+                Ok(Ok(Attempt::HeldBy(holder))) => return Some(StoreError::AlreadyRunning(holder.pid)),
                 Ok(Err(error)) => tracing::debug!(%error, "no database yet for the instance lock"),
                 Err(_) => tracing::debug!("no database yet for the instance lock: timed out"),
             }
@@ -88,48 +105,46 @@ fn key(server_name: &str, instance: &str) -> i64 {
     digest.iter().take(8).fold(0, |key, byte| key << 8 | i64::from(*byte))
 }
 
-/// Connects and takes the lock. Also returns the pid of the server process that now holds it.
-async fn take(options: &PgConnectOptions, key: i64) -> Result<(PgConnection, i32), StoreError> {
+/// Connects and tries to take the lock.
+async fn take(options: &PgConnectOptions, key: i64) -> Result<Attempt, StoreError> {
     let mut connection = PgConnection::connect_with(options).await?;
     // The keepalives free the lock soon after the machine of its holder has vanished from the network.
-    let backend: i32 = sqlx::query_scalar(
-        "SELECT pg_backend_pid() FROM (SELECT set_config('lock_timeout', $1, false), \
-                set_config('statement_timeout', '0', false), \
+    sqlx::query(
+        "SELECT set_config('lock_timeout', $1, false), set_config('statement_timeout', '0', false), \
                 set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false), \
-                set_config('tcp_keepalives_count', '3', false)) settings",
+                set_config('tcp_keepalives_count', '3', false)",
     )
     .bind(WAIT.as_millis().to_string())
-    .fetch_one(&mut connection)
+    .execute(&mut connection)
     .await?;
     match sqlx::query("SELECT pg_advisory_lock($1)")
         .bind(key)
         .execute(&mut connection)
         .await
     {
-        Ok(_) => Ok((connection, backend)),
+        Ok(_) => {}
         // lock_not_available: it was waited for in vain.
-        Err(sqlx::Error::Database(e)) if e.code().is_some_and(|code| code == "55P03") => {
-            Err(holder(&mut connection, key).await?)
-        }
-        Err(e) => Err(e.into()),
+        Err(sqlx::Error::Database(e)) if e.code().is_some_and(|code| code == "55P03") => {}
+        Err(e) => return Err(e.into()),
     }
-}
-
-/// Who holds the lock that we waited for.
-async fn holder(connection: &mut PgConnection, key: i64) -> Result<StoreError, StoreError> {
-    // A 64-bit key is listed as its two halves, and with objsubid 1.
-    let pid: Option<i32> = sqlx::query_scalar(
-        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 1 \
-            AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
-            AND (classid::int8 << 32) | objid::int8 = $1",
+    // A 64-bit key is listed as its two halves, and with objsubid 1. The start of another role's process is hidden.
+    let holder: Option<(i32, String, bool)> = sqlx::query_as(
+        "SELECT l.pid, coalesce(a.backend_start::text, ''), l.pid = pg_backend_pid() \
+         FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid \
+         WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+           AND (l.classid::int8 << 32) | l.objid::int8 = $1",
     )
     .bind(key)
-    .fetch_optional(connection)
+    .fetch_optional(&mut connection)
     .await?;
-    Ok(match pid {
-        Some(pid) => StoreError::AlreadyRunning(pid),
-        None => StoreError::Conflict("the instance lock was released just after we gave up waiting for it".into()),
-    })
+    match holder {
+        Some((pid, started, true)) => Ok(Attempt::Taken(connection, Backend { pid, started })),
+        Some((pid, started, false)) => Ok(Attempt::HeldBy(Backend { pid, started })),
+        None => Err(StoreError::Conflict(
+            "the instance lock was released just after we gave up waiting for it".into(),
+        )),
+    }
 }
 
 #[cfg(test)]

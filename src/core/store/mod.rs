@@ -31,6 +31,10 @@ use crate::core::{
 
 /// An event as stored, with what decides whether and where it is sent.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a flag that the database keeps by itself"
+)]
 pub struct StoredEvent {
     /// `events.stream_ordering`.
     pub stream_ordering: StreamOrdering,
@@ -64,6 +68,8 @@ pub struct StoredEvent {
     pub soft_failed: bool,
     /// A valid redaction of it is known.
     pub redacted: bool,
+    /// `events.received_ts`.
+    pub received: Option<Millis>,
 }
 
 /// A page of the events stream.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::PgConnection;
 
-use super::{EventCursor, Store, StoreError};
+use super::{EventCursor, Store, StoreError, pool::retrying};
 use crate::core::id::{InstanceName, StreamOrdering, Token};
 
 impl Store {
@@ -18,6 +18,10 @@ impl Store {
     /// lacks our own name.
     pub async fn adopt_positions(&self, configured: &[InstanceName]) -> Result<EventCursor, StoreError> {
         let configured: BTreeSet<&str> = configured.iter().map(InstanceName::as_str).collect();
+        retrying(|| self.try_adopt_positions(&configured)).await
+    }
+
+    async fn try_adopt_positions(&self, configured: &BTreeSet<&str>) -> Result<EventCursor, StoreError> {
         let mut tx = self.pool.begin().await?;
         // Instances start at the same time, and the second must see what the first one made. Checkpoints wait, reads
         // do not.
@@ -25,10 +29,10 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         let found = Found::read(&mut tx).await?;
-        let plan = found.plan(&configured, self.me.as_str())?;
+        let plan = found.plan(configured, self.me.as_str())?;
         if let Some(federation) = plan.reset_federation_to {
-            reset(&mut tx, &configured, plan.cursor.position.0, federation).await?;
-            remember(&mut tx, &configured, plan.cursor).await?;
+            reset(&mut tx, configured, plan.cursor.position.0, federation).await?;
+            remember(&mut tx, configured, plan.cursor).await?;
         }
         tx.commit().await?;
         Ok(plan.cursor)

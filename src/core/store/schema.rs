@@ -19,8 +19,7 @@ const OLDEST_SERVER: i32 = 140_000;
 const CREATION_LOCK: i64 = 0x0062_7572_646f_636b;
 
 impl Store {
-    /// Checks server, locale and Synapse's schema, by Synapse's own rules for the start of a worker. Cheap: ask again
-    /// whenever Synapse may have been upgraded under us.
+    /// Checks server, locale and Synapse's schema, by Synapse's own rules for the start of a worker.
     ///
     /// # Errors
     /// [`StoreError::Incompatible`] says what is wrong and what to do.
@@ -79,7 +78,11 @@ impl Store {
         Ok(())
     }
 
-    async fn check_versions(&self) -> Result<(), StoreError> {
+    /// Checks the versions of Synapse's schema alone. Ask again whenever Synapse may have been upgraded under us.
+    ///
+    /// # Errors
+    /// [`StoreError::Incompatible`] says what is wrong and what to do.
+    pub async fn check_versions(&self) -> Result<(), StoreError> {
         let (version, compat): (Option<i32>, Option<i32>) = sqlx::query_as(
             "SELECT (SELECT max(version) FROM schema_version), (SELECT max(compat_version) FROM schema_compat_version)",
         )

@@ -1,10 +1,10 @@
 //! Reading state groups.
 //!
 //! A group is a full snapshot, or a change to the group its edge points to; the value of a key is the row found first on
-//! the way from the group along the edges. Ids only grow along that way backwards (Synapse draws them from a sequence), so
-//! "found first" is "highest group", and a chain is walked downwards only: an edge that leads up is damage, and no cycle can
-//! hold us. Everything about one group is read in one statement, that is in one snapshot, because Synapse turns changes
-//! into full groups while we read.
+//! the way from the group along the edges. Ids shrink along that way (Synapse draws them from a sequence), so "found first"
+//! is "highest group", and only edges that lead down are followed: one that leads up is damage, and no cycle can hold us.
+//! All that is read of a group is read in one statement, that is in one snapshot, because Synapse may turn a change into a
+//! full group meanwhile.
 //!
 //! `LATERAL (... OFFSET 0)` keeps PostgreSQL from scanning whole tables: it cannot know how short a chain is, and these
 //! tables hold hundreds of millions of rows.
@@ -12,7 +12,8 @@
 use super::{Store, StoreError};
 use crate::core::id::{EventId, RoomId, ServerName, StateGroup};
 
-/// A longer chain is damage: Synapse cuts them at 100, apart from those it makes in one batch.
+/// A longer chain is damage: Synapse cuts them at 100, apart from those it makes in one batch. The walk below stops one
+/// beyond.
 const MAX_CHAIN: i64 = 10_000;
 
 macro_rules! with_chain {

@@ -87,7 +87,8 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<CacheInvalidation>, StoreError> {
         // A NULL among the keys names no entry there could be, and must not make the whole page unreadable.
-        let rows: Vec<(i64, String, Option<Vec<String>>, Option<i64>)> = sqlx::query_as(
+        // A NULL among the keys names no entry there could be, and must not make the whole page unreadable.
+        sqlx::query_as(
             "SELECT stream_id, cache_func, array_remove(keys, NULL), invalidation_ts \
              FROM cache_invalidation_stream_by_instance \
              WHERE instance_name = $1 AND stream_id > $2 AND stream_id <= $3 ORDER BY stream_id LIMIT $4",
@@ -97,14 +98,17 @@ impl Store {
         .bind(to.0)
         .bind(limit)
         .fetch_all(&self.pool)
-        .await?;
-        let row = |(token, cache_func, keys, at): (i64, String, Option<Vec<String>>, Option<i64>)| CacheInvalidation {
-            token: Token(token),
-            func: cache_func,
-            keys,
-            at: at.map(Millis),
-        };
-        Ok(rows.into_iter().map(row).collect())
+        .await?
+        .into_iter()
+        .map(|(token, cache_func, keys, at): (i64, _, _, Option<i64>)| {
+            Ok(CacheInvalidation {
+                token: Token(token),
+                func: cache_func,
+                keys,
+                at: at.map(Millis),
+            })
+        })
+        .collect()
     }
 
     /// The position of the last `caches` row that we wrote.

@@ -131,14 +131,14 @@ fn live_pdus_of_a_room_wait_for_its_backlog_but_others_do_not() {
     assert_eq!(scene.last_successful(), 2);
 }
 
-#[test]
-fn live_pdus_wait_ten_seconds_at_most() {
+/// How long a live PDU waits for a room's backlog, whose joiner says that it is still joining, or says nothing.
+fn wait_of_a_live_pdu(answers: bool) -> Duration {
     let mut scene = Scene::live();
     scene.destination.backlog().loaded(
         vec![BacklogRow {
             room_id: "!a".into(),
             position: StickyPosition(7),
-            recent_join: Some("$join".into()),
+            recent_join: answers.then(|| "$join".into()),
         }],
         scene.now.at,
     );
@@ -149,6 +149,17 @@ fn live_pdus_wait_ten_seconds_at_most() {
             Step::Backlog(BacklogStep::Probe { room, .. }) => {
                 scene.destination.backlog().probed(&room, false, scene.now.at);
             }
+            Step::Backlog(BacklogStep::Push {
+                room,
+                position,
+                unlisted,
+            }) => {
+                let times = unlisted + 1;
+                scene
+                    .destination
+                    .backlog()
+                    .left_out(&room, position, times, scene.now.at);
+            }
             Step::Wait(until) => {
                 scene.now.at = until;
                 scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
@@ -157,8 +168,14 @@ fn live_pdus_wait_ten_seconds_at_most() {
             step => panic!("{step:?}"),
         }
     }
-    assert_eq!(scene.now.at - began, HOLD_LIMIT);
     assert!(scene.destination.is_live());
+    scene.now.at - began
+}
+
+#[test]
+fn live_pdus_do_not_wait_for_ever() {
+    assert_eq!(wait_of_a_live_pdu(false), HOLD_PATIENCE);
+    assert_eq!(wait_of_a_live_pdu(true), HOLD_LIMIT);
 }
 
 #[test]

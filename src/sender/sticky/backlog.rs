@@ -15,6 +15,9 @@ use crate::core::{
 /// A joiner that does not know its own join yet is asked again for this long; then the push goes out anyway.
 const SETTLE_LIMIT: Duration = Duration::from_mins(1);
 
+/// The longest pause between two such questions: what the joiner's readiness can go unnoticed.
+const PROBE_PAUSE: Duration = Duration::from_millis(500);
+
 /// A PDU that the answer leaves out is sent again this often; then it is given up and counted.
 pub const UNLISTED_LIMIT: u32 = 5;
 
@@ -51,6 +54,8 @@ struct RoomBacklog {
     state: RoomState,
     /// When this process first heard of it.
     since: Instant,
+    /// When it last got further: part of it was accepted, or the joiner said that it is still joining.
+    moved: Instant,
 }
 
 #[derive(Debug)]
@@ -110,19 +115,23 @@ impl Backlog {
     /// A row for `room` was just recorded. The room's live PDUs wait from now on, before the row is even read.
     pub fn recorded(&mut self, room: &RoomId, now: Instant) {
         self.unread = true;
-        if !self.holds(room) {
+        if self.moved(room).is_none() {
             self.rooms.push_back(RoomBacklog {
                 room: room.clone(),
                 state: RoomState::Unread,
                 since: now,
+                moved: now,
             });
         }
     }
 
-    /// Whether `room` has sticky events to be sent first.
+    /// If `room` has sticky events to be sent first: when its backlog last got further.
     #[must_use]
-    pub fn holds(&self, room: &RoomId) -> bool {
-        self.rooms.iter().any(|known| known.room == *room)
+    pub fn moved(&self, room: &RoomId) -> Option<Instant> {
+        self.rooms
+            .iter()
+            .find(|known| known.room == *room)
+            .map(|known| known.moved)
     }
 
     /// Whether any room does.
@@ -184,6 +193,7 @@ impl Backlog {
                     room: row.room_id.clone(),
                     state: RoomState::Unread,
                     since: now,
+                    moved: now,
                 });
             match &mut entry.state {
                 RoomState::Unread => {
@@ -219,6 +229,7 @@ impl Backlog {
         let Some(entry) = self.rooms.iter_mut().find(|known| known.room == *room) else {
             return;
         };
+        entry.moved = now;
         let RoomState::Settling {
             position,
             asked,
@@ -237,18 +248,22 @@ impl Backlog {
             };
             return;
         }
-        *next = (now + ask_again_after(*asked)).min(*began + SETTLE_LIMIT);
+        let pause = doubled(*asked).min(PROBE_PAUSE);
+        *next = (now + pause).min(*began + SETTLE_LIMIT);
         *asked += 1;
     }
 
     /// A room's position moved; there may be more.
     pub fn advanced(&mut self, room: &RoomId, to: StickyPosition, now: Instant) {
+        if let Some(entry) = self.rooms.iter_mut().find(|known| known.room == *room) {
+            entry.moved = now;
+        }
         self.set_ready(room, to, 0, now);
     }
 
     /// The answer left out the PDU at `position`, which is now the first: again, a little later.
     pub fn left_out(&mut self, room: &RoomId, position: StickyPosition, times: u32, now: Instant) {
-        self.set_ready(room, position, times, now + ask_again_after(times));
+        self.set_ready(room, position, times, now + doubled(times));
     }
 
     fn set_ready(&mut self, room: &RoomId, position: StickyPosition, unlisted: u32, not_before: Instant) {
@@ -268,9 +283,9 @@ impl Backlog {
     }
 }
 
-/// 0.25, 0.5, 1, 2, 4 s ... between two questions.
-fn ask_again_after(asked: u32) -> Duration {
-    Duration::from_millis(250 << asked.min(8))
+/// 0.25, 0.5, 1, 2, 4 s ...
+fn doubled(times: u32) -> Duration {
+    Duration::from_millis(250 << times.min(8))
 }
 
 #[cfg(test)]
@@ -309,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_joiner_is_asked_with_growing_pauses_for_a_minute_and_then_pushed_to() {
+    fn a_joiner_is_asked_for_a_minute_and_then_pushed_to() {
         let start = Instant::now();
         let mut backlog = Backlog::default();
         backlog.loaded(vec![row("!a", 5, Some("$join"))], start);
@@ -329,7 +344,9 @@ mod tests {
                 }
             }
         }
-        assert_eq!(asked_at, [0, 250, 750, 1_750, 3_750, 7_750, 15_750, 31_750, 60_000]);
+        assert_eq!(asked_at[..4], [0, 250, 750, 1_250]);
+        assert_eq!(asked_at.len(), 122);
+        assert_eq!(asked_at.last(), Some(&60_000));
     }
 
     #[test]
@@ -337,7 +354,7 @@ mod tests {
         let now = Instant::now();
         let mut backlog = Backlog::default();
         backlog.recorded(&"!a".into(), now);
-        assert!(backlog.holds(&"!a".into()));
+        assert_eq!(backlog.moved(&"!a".into()), Some(now));
         assert_eq!(backlog.next(now), BacklogStep::Load);
         backlog.loaded(vec![row("!a", 5, Some("$join"))], now);
         assert!(matches!(backlog.next(now), BacklogStep::Probe { .. }));
@@ -370,6 +387,6 @@ mod tests {
         assert_eq!(backlog.next(now), BacklogStep::Load);
         backlog.loaded(vec![row("!a", 5, None)], now);
         assert_eq!(backlog.next(now), push("!a", 5, 0));
-        assert!(!backlog.holds(&"!b".into()));
+        assert_eq!(backlog.moved(&"!b".into()), None);
     }
 }
