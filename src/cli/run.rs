@@ -91,6 +91,7 @@ async fn live(config: Config) -> anyhow::Result<Ended> {
     let parts = sender::Parts {
         origin: config.server_name.clone(),
         me: config.instance.clone(),
+        event_writers: config.replication.event_writers.clone(),
         shard,
         policy: config.retry.clone(),
         limits: Limits {

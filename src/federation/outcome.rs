@@ -60,7 +60,7 @@ pub enum Stage {
 pub enum EventProbe {
     /// It has it.
     Known,
-    /// 404 with `M_NOT_FOUND`: it does not have it (yet).
+    /// 404: it does not have it (yet). Synapse 1.163.2 answers so with an empty object.
     NotFound,
     /// Anything else, which tells nothing.
     Other(String),
@@ -160,7 +160,9 @@ impl EventProbe {
         }
         let errcode = MatrixError::read(body).errcode;
         match errcode.as_deref() {
-            Some("M_NOT_FOUND") if status == 404 => Self::NotFound,
+            // That is about the endpoint, not about the event.
+            Some("M_UNRECOGNIZED") => Self::Other(format!("{status} M_UNRECOGNIZED")),
+            _ if status == 404 => Self::NotFound,
             code => Self::Other(format!("{status} {}", code.unwrap_or_default()).trim_end().to_owned()),
         }
     }
@@ -311,6 +313,6 @@ mod tests {
             EventProbe::of_answer(403, br#"{"errcode":"M_NOT_FOUND"}"#),
             other("403 M_NOT_FOUND")
         );
-        assert_eq!(EventProbe::of_answer(404, b""), other("404"));
+        assert_eq!(EventProbe::of_answer(404, b"{}"), EventProbe::NotFound);
     }
 }

@@ -10,7 +10,11 @@ use tracing::{debug, info, warn};
 
 use super::{Sender, backoff};
 use crate::{
-    core::{clock, id::ServerName, store::RetryTimings},
+    core::{
+        clock,
+        id::ServerName,
+        store::{RetryTimings, StoreError},
+    },
     federation::{
         outcome::{AfterTry, Outcome},
         transaction::{Accepted, Body},
@@ -93,7 +97,9 @@ impl Sender {
         if before == RetryTimings::default() {
             return;
         }
-        self.write_retry(destination, RetryTimings::default()).await;
+        if !self.write_retry(destination, RetryTimings::default()).await {
+            return; // the next success tries again
+        }
         if before.failing_since.is_some() {
             info!(%destination, "reachable again");
             self.publisher.remote_server_up(destination);
@@ -105,24 +111,32 @@ impl Sender {
     pub(super) async fn back_off(&self, destination: &ServerName) {
         let before = self.ledger.lock().retry(destination);
         let after = backoff::after_failure(before, clock::now().wall, &self.policy, &mut *self.rng.lock());
+        // With the database away we keep to it all the same; the next step is written again.
         self.write_retry(destination, after).await;
         info!(%destination, interval_ms = after.interval, "backing off");
         self.ledger.lock().failed(destination, after);
     }
 
-    /// Writes a destination's back-off and publishes that it changed.
-    ///
-    /// With the database away the process keeps to what it knows itself; the next step writes again.
-    async fn write_retry(&self, destination: &ServerName, timings: RetryTimings) {
-        // One at a time: readers throw away a row that is published after one with a higher position.
-        let Ok(_turn) = timeout(RETRY_WRITE_PATIENCE, self.retry_writes.lock()).await else {
-            warn!(%destination, "back-off not written: the database is slow");
-            return;
+    /// Writes a destination's back-off and publishes that it changed. Returns whether it is written.
+    async fn write_retry(&self, destination: &ServerName, timings: RetryTimings) -> bool {
+        let write = async {
+            // One at a time: readers throw away a row that is published after one with a higher position.
+            let _turn = self.retry_writes.lock().await;
+            if let Some(row) = self.store.set_retry(destination, timings, clock::now().wall).await? {
+                self.publisher.cache_row(&row);
+            }
+            Ok::<_, StoreError>(())
         };
-        match self.store.set_retry(destination, timings, clock::now().wall).await {
-            Ok(Some(row)) => self.publisher.cache_row(&row),
-            Ok(None) => {}
-            Err(error) => warn!(%destination, %error, "back-off not written"),
+        match timeout(RETRY_WRITE_PATIENCE, write).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                warn!(%destination, %error, "back-off not written");
+                false
+            }
+            Err(_) => {
+                warn!(%destination, "back-off not written: the database is slow");
+                false
+            }
         }
     }
 }

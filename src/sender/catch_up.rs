@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use super::{
-    attempt::{Attempt, PAUSE},
-    worker::Worker,
-};
+use super::{attempt::Attempt, timely, worker::Worker};
 use crate::{
     core::{
         clock,
@@ -29,9 +26,6 @@ const EXTREMITIES: i64 = 10;
 /// How long to wait for an event whose hosts are still unknown.
 const UNDECIDED_PAUSE: Duration = Duration::from_millis(500);
 
-/// Rows refused in a row that make it the destination's failure rather than the content's.
-const REFUSED_ROWS: usize = 2;
-
 impl Worker {
     /// Sends what stands for the next room owed, and moves on.
     pub(super) async fn catch_up(
@@ -42,19 +36,13 @@ impl Worker {
     ) -> Result<(), StoreError> {
         let sender = self.sender.clone();
         self.page.retain(|row| row.stream_ordering > after);
-        if self.page.len() <= self.refused_rows {
-            self.page = sender.store.owed_rooms(&self.name, after, PAGE).await?.into();
+        if self.page.is_empty() {
+            let rows = timely(sender.store.owed_rooms(&self.name, after, PAGE)).await?;
+            // Beyond, rows may still be added between those that are there.
+            self.page = rows.into_iter().filter(|row| row.stream_ordering <= up_to).collect();
         }
-        let Some(row) = self
-            .page
-            .get(self.refused_rows)
-            .filter(|row| row.stream_ordering <= up_to)
-            .cloned()
-        else {
-            if self.refused_rows > 0 {
-                self.refused_rows = 0;
-                sender.back_off(&self.name).await;
-            } else if !rest_in_memory {
+        let Some(row) = self.page.front().cloned() else {
+            if !rest_in_memory {
                 self.rest(UNDECIDED_PAUSE);
             } else if sender.ledger.lock().caught_up(&self.name) {
                 debug!(destination = %self.name, "caught up");
@@ -62,38 +50,32 @@ impl Worker {
             return Ok(());
         };
 
-        let chosen = self.stand_ins(&row, after).await?;
-        let orderings: Vec<_> = chosen.iter().map(|(ordering, _)| *ordering).collect();
-        if !chosen.is_empty() {
-            let pdus: Vec<_> = chosen.into_iter().map(|(_, pdu)| pdu.bytes).collect();
+        let mut chosen = self.stand_ins(&row, after).await?;
+        // Nearly always one transaction; several only for a destination that refused them together.
+        while !chosen.is_empty() {
+            let pdus: Vec<_> = chosen.iter().map(|(_, pdu)| pdu.bytes.clone()).collect();
             let body = Body::build(&sender.origin, clock::now().wall, &pdus);
             match sender.attempt(&self.name, &body, &self.nudge).await {
-                Attempt::Accepted(accepted) => self.count_errors(&accepted),
-                Attempt::Refused => {
-                    self.refused_rows += 1;
-                    if self.refused_rows >= REFUSED_ROWS {
-                        self.refused_rows = 0;
-                        sender.back_off(&self.name).await;
+                Attempt::Accepted(accepted) => {
+                    self.count_errors(&accepted);
+                    break;
+                }
+                // The row's own event, or the newest, alone.
+                Attempt::Refused if chosen.len() > 1 => drop(chosen.drain(..chosen.len() - 1)),
+                Attempt::Refused if self.refuses_only_that().await => break,
+                attempt => {
+                    if !matches!(attempt, Attempt::Refused) {
+                        self.not_accepted(&attempt).await;
                     }
                     return Ok(());
                 }
-                Attempt::Failed => {
-                    self.refused_rows = 0;
-                    sender.back_off(&self.name).await;
-                    return Ok(());
-                }
-                Attempt::Unreadable => {
-                    self.rest(PAUSE);
-                    return Ok(());
-                }
-                Attempt::Interrupted => return Ok(()),
             }
         }
-        self.refused_rows = 0;
-        let marked = sender
+        let orderings: Vec<_> = chosen.iter().map(|(ordering, _)| *ordering).collect();
+        let step = sender
             .store
-            .finish_catch_up_step(&self.name, after, row.stream_ordering, &orderings, sender.sticky)
-            .await?;
+            .finish_catch_up_step(&self.name, after, row.stream_ordering, &orderings, sender.sticky);
+        let marked = timely(step).await?;
         let mut ledger = sender.ledger.lock();
         ledger.caught_up_to(&self.name, row.stream_ordering, clock::now());
         if marked {
@@ -106,37 +88,48 @@ impl Worker {
     async fn stand_ins(&self, row: &OwedRoom, after: StreamOrdering) -> Result<Vec<(StreamOrdering, Pdu)>, StoreError> {
         let store = &self.sender.store;
         let Some(event_id) = &row.event_id else {
-            return Ok(vec![]);
-        }; // purged since
-        let extremities = store.forward_extremities(&row.room_id, EXTREMITIES).await?;
+            return Ok(vec![]); // purged since
+        };
+        let extremities = timely(store.forward_extremities(&row.room_id, EXTREMITIES)).await?;
         let newest = !extremities.iter().any(|(id, ..)| id == event_id)
-            && !store.room_is_partial(&row.room_id).await?
+            && !timely(store.room_is_partial(&row.room_id)).await?
             // It left, and what came after is none of its business.
-            && store.server_in_room(&self.name, &row.room_id).await?;
+            && timely(store.server_in_room(&self.name, &row.room_id)).await?;
         if newest {
             let ids: Vec<_> = extremities
                 .into_iter()
                 .filter(|(_, ordering, _)| *ordering >= after)
                 .map(|(id, ..)| id)
                 .collect();
-            let mut events = store.events_by_id(&ids).await?;
+            let mut events = timely(store.events_by_id(&ids)).await?;
             events.sort_by_key(|event| event.stream_ordering);
             let senders: Vec<&str> = events.iter().map(|event| event.sender.as_str()).collect();
-            let erased = store.erased(&senders).await?;
+            let erased = timely(store.erased(&senders)).await?;
             let mut chosen = vec![];
             for event in &events {
                 if erased.contains(&event.sender) || event.soft_failed {
                     continue;
                 }
-                if visibility::visible_to(store, &self.sender.joined_hosts, event, &self.name).await? {
-                    chosen.extend(encode(event));
+                match timely(visibility::visible_to(
+                    store,
+                    &self.sender.joined_hosts,
+                    event,
+                    &self.name,
+                ))
+                .await
+                {
+                    Ok(true) => chosen.extend(encode(event)),
+                    Ok(false) => {}
+                    Err(error) if error.may_pass() => return Err(error),
+                    // Damaged state of one event must not hold up all that is owed.
+                    Err(error) => warn!(event_id = %event.event_id, %error, "left out of catch-up"),
                 }
             }
             if !chosen.is_empty() {
                 return Ok(chosen);
             }
         }
-        let original = store.events_by_id(std::slice::from_ref(event_id)).await?;
+        let original = timely(store.events_by_id(std::slice::from_ref(event_id))).await?;
         Ok(original.iter().filter_map(encode).collect())
     }
 }

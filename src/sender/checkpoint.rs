@@ -8,38 +8,45 @@ use tokio::{
 };
 use tracing::{debug, error, warn};
 
-use super::{Sender, ledger::Figures};
+use super::{Sender, ledger::Figures, timely};
 use crate::core::{clock, metrics::DestinationState, store::StoreError};
 
 const INTERVAL: Duration = Duration::from_secs(1);
+
+/// A tick that comes so late says that the process was halted, or the database slow.
+const HALT: Duration = Duration::from_secs(5);
 
 /// Asks for a checkpoint and waits for it.
 #[derive(Debug)]
 pub struct Checkpoints {
     requested: Notify,
-    /// How many checkpoints have ended, well or not.
-    ended: watch::Sender<u64>,
+    /// How many checkpoints have ended, and whether the last one ended well.
+    ended: watch::Sender<(u64, bool)>,
 }
 
 impl Default for Checkpoints {
     fn default() -> Self {
         Self {
             requested: Notify::new(),
-            ended: watch::Sender::new(0),
+            ended: watch::Sender::new((0, true)),
         }
     }
 }
 
 impl Checkpoints {
-    /// Waits until a checkpoint that began after this call has ended, well or not.
-    pub async fn request(&self) {
+    /// Waits until a checkpoint that began after this call has ended. Returns whether it ended well.
+    pub async fn request(&self) -> bool {
         let mut ended = self.ended.subscribe();
         // One may be under way that looked at the ledger before this call: the one after that has seen it for certain.
-        let enough = *ended.borrow_and_update() + 2;
-        while *ended.borrow_and_update() < enough {
+        let enough = ended.borrow_and_update().0 + 2;
+        loop {
             self.requested.notify_one();
             if ended.changed().await.is_err() {
-                return;
+                return false;
+            }
+            let (count, well) = *ended.borrow_and_update();
+            if count >= enough {
+                return well;
             }
         }
     }
@@ -58,16 +65,23 @@ impl Sender {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         tokio::pin!(workers_done);
+        let mut looked = Instant::now();
         loop {
             let ending = tokio::select! {
                 _ = ticks.tick() => false,
                 () = self.checkpoints.requested.notified() => false,
                 () = &mut workers_done => true,
             };
-            let wakes = self.ledger.lock().enforce_age(clock::now());
-            self.wake(wakes);
-            let outcome = self.write_checkpoint().await;
-            self.checkpoints.ended.send_modify(|ended| *ended += 1);
+            // After a long halt (the machine slept, the process was stopped) everything looks old, though nobody was
+            // given the chance to take it.
+            if looked.elapsed() < HALT {
+                let wakes = self.ledger.lock().enforce_age(clock::now());
+                self.wake(wakes);
+            }
+            looked = Instant::now();
+            let outcome = timely(self.write_checkpoint()).await;
+            let well = outcome.is_ok();
+            self.checkpoints.ended.send_modify(|ended| *ended = (ended.0 + 1, well));
             match outcome {
                 Err(error @ StoreError::TakenOver) => {
                     error!(%error, "stopping");

@@ -120,8 +120,6 @@ pub struct Destination {
     in_flight: Vec<Arc<OwedPdu>>,
     /// The PDUs in flight hold the cursor (not so once the destination became behind: then rows stand for them).
     in_flight_holds: bool,
-    /// Refused when sent alone; set aside until another PDU shows whether the destination refuses everything.
-    suspect: Option<Arc<OwedPdu>>,
     /// Rows to be written.
     owed: HashMap<RoomId, StreamOrdering>,
     /// The highest of the rows that were there when the process first heard of it.
@@ -157,7 +155,6 @@ impl Destination {
             pending: VecDeque::new(),
             in_flight: Vec::new(),
             in_flight_holds: false,
-            suspect: None,
             owed: HashMap::new(),
             rows_up_to: record.owed_up_to.unwrap_or(StreamOrdering(i64::MIN)),
             retry: record.retry,
@@ -167,7 +164,7 @@ impl Destination {
             } else {
                 Backlog::empty()
             },
-            turn: Turn::Main,
+            turn: Turn::Backlog,
             pdu_limit: PDU_LIMIT,
             moved: now.at,
         }
@@ -199,7 +196,7 @@ impl Destination {
     /// PDUs in memory that were not accepted.
     #[must_use]
     pub fn queued(&self) -> usize {
-        self.pending.len() + self.in_flight.len() + usize::from(self.suspect.is_some())
+        self.pending.len() + self.in_flight.len()
     }
 
     /// One more PDU that it must get. `undecided` as for [`Self::next`].
@@ -253,7 +250,7 @@ impl Destination {
     /// Everything in memory becomes rows.
     fn fall_behind(&mut self, outstanding: &mut Outstanding) {
         self.standing = Standing::Behind { fork: None };
-        let dropped: Vec<_> = self.pending.drain(..).chain(self.suspect.take()).collect();
+        let dropped: Vec<_> = self.pending.drain(..).collect();
         self.floor = dropped.iter().map(|pdu| pdu.ordering).min();
         for pdu in &dropped {
             outstanding.release(pdu.ordering);
@@ -272,7 +269,7 @@ impl Destination {
     /// Behind, if what it has not accepted is too old.
     pub fn enforce_age(&mut self, limits: Limits, now: Now, outstanding: &mut Outstanding) {
         let in_flight = self.in_flight.first().filter(|_| self.in_flight_holds);
-        let oldest = [in_flight, self.pending.front(), self.suspect.as_ref()]
+        let oldest = [in_flight, self.pending.front()]
             .into_iter()
             .flatten()
             .map(|pdu| pdu.since);
@@ -312,6 +309,10 @@ impl Destination {
         }
         if let Some(until) = self.pause_until.filter(|until| *until > now.at) {
             return Step::Wait(until);
+        }
+        if self.backlog.is_unread() {
+            // Which rooms must wait for their backlog is not known before.
+            return Step::Backlog(BacklogStep::Load);
         }
         let mut main = Step::Idle;
         if self.turn == Turn::Main {
@@ -408,11 +409,6 @@ impl Destination {
                 outstanding.release(pdu.ordering);
             }
         }
-        // It takes others: what it refused was about that PDU.
-        if let Some(refused) = self.suspect.take() {
-            self.highest_accepted = self.highest_accepted.max(refused.ordering);
-            outstanding.release(refused.ordering);
-        }
         self.advance(undecided);
     }
 
@@ -433,27 +429,16 @@ impl Destination {
         }
     }
 
-    /// The destination refused what was in flight in a way that may be about its size or content.
-    ///
-    /// The transaction is halved until one PDU is left; that one is set aside and the others go on. If another is then
-    /// accepted the refused one is given up; if that is refused too, it is the destination that fails: `Err`.
-    ///
-    /// # Errors
-    ///
-    /// Call [`Self::failed`]: it refuses everything.
-    #[expect(clippy::result_unit_err, reason = "the caller has only one thing to do")]
-    pub fn refused(&mut self) -> Result<(), ()> {
+    /// The destination refused what was in flight in a way that may be about its size or content. Of several PDUs the
+    /// next transaction holds half. Returns whether it was one, which stays in flight: if the destination accepts others
+    /// it is given up, as if accepted; if not, the attempt failed.
+    pub fn refused(&mut self) -> bool {
         if self.in_flight.len() > 1 {
-            self.pdu_limit = (self.in_flight.len() / 2).max(1);
+            self.pdu_limit = self.in_flight.len() / 2;
             self.put_back();
-            return Ok(());
+            return false;
         }
-        if self.suspect.is_some() || self.pending.is_empty() || !self.in_flight_holds {
-            return Err(());
-        }
-        self.pdu_limit = 1;
-        self.suspect = self.in_flight.pop();
-        Ok(())
+        true
     }
 
     fn put_back(&mut self) {

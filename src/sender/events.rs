@@ -8,15 +8,16 @@ use std::{
 
 use tokio::{
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{debug, warn};
 
-use super::{Sender, destination::OwedPdu, ledger::Entry};
+use super::{STORE_PATIENCE, Sender, SenderError, destination::OwedPdu, ledger::Entry, timely};
 use crate::core::{
     clock,
     event::{self, ParsedEvent},
     id::{RoomId, ServerName, StreamOrdering},
+    replication::start_positions,
     state::recipients::{self, EventFacts, RecipientsError},
     store::{StoreError, StoredEvent},
 };
@@ -50,7 +51,11 @@ struct Undecided {
 pub(super) struct EventLoop {
     sender: Arc<Sender>,
     up_to: watch::Receiver<StreamOrdering>,
+    /// Everything up to here is persisted.
+    target: StreamOrdering,
     deltas: StreamOrdering,
+    /// The last page was full, so there is more to read than there is time for: destinations set the pace.
+    full: bool,
     undecided: HashMap<RoomId, VecDeque<Undecided>>,
 }
 
@@ -58,19 +63,26 @@ impl EventLoop {
     pub(super) fn new(sender: Arc<Sender>, up_to: watch::Receiver<StreamOrdering>, deltas: StreamOrdering) -> Self {
         Self {
             sender,
+            target: StreamOrdering(i64::MIN),
             up_to,
             deltas,
+            full: true,
             undecided: HashMap::new(),
         }
     }
 
     /// Runs until the process drains.
-    pub(super) async fn run(mut self) {
+    ///
+    /// # Errors
+    ///
+    /// [`SenderError::ReplicationEnded`]: nothing would tell of new events any more.
+    pub(super) async fn run(mut self) -> Result<(), SenderError> {
         let sender = Arc::clone(&self.sender);
         loop {
-            let target = *self.up_to.borrow_and_update();
-            let outcome = self.advance(target).await;
-            let pause = match outcome {
+            let heard = *self.up_to.borrow_and_update();
+            self.target = self.target.max(heard);
+            // No limit of time on the whole: what is slow in it has one of its own.
+            let pause = match self.advance(self.target).await {
                 Ok(true) => Duration::ZERO,
                 Ok(false) if self.undecided.is_empty() => SLOW_TICK,
                 Ok(false) => DECIDE_INTERVAL,
@@ -83,11 +95,21 @@ impl EventLoop {
                 continue;
             }
             tokio::select! {
-                changed = self.up_to.changed() => if changed.is_err() { return },
+                changed = self.up_to.changed() => if changed.is_err() {
+                    return sender.unless_draining(SenderError::ReplicationEnded);
+                },
                 () = sender.look_at_deltas.notified() => {}
-                () = sleep(pause) => {}
-                () = sender.shutdown.drain.cancelled() => return,
+                () = sleep(pause) => if pause == SLOW_TICK { self.look_for_events().await },
+                () = sender.shutdown.drain.cancelled() => return Ok(()),
             }
+        }
+    }
+
+    /// Asks the database how far everything is persisted: it may be further than replication told us, if Redis is away.
+    async fn look_for_events(&mut self) {
+        match timely(start_positions(&self.sender.store, &self.sender.event_writers)).await {
+            Ok(positions) => self.target = self.target.max(positions.events.up_to()),
+            Err(error) => warn!(%error, "how far events are persisted could not be read"),
         }
     }
 
@@ -96,7 +118,7 @@ impl EventLoop {
         let sender = Arc::clone(&self.sender);
         self.decide().await?;
         let head = sender.ledger.lock().head();
-        if sender.ledger.lock().is_pressed(clock::now()) {
+        if self.full && sender.ledger.lock().is_pressed(clock::now()) {
             sleep(PRESSURE_PAUSE).await;
             return Ok(true);
         }
@@ -105,7 +127,7 @@ impl EventLoop {
         }
         let read = async {
             if head < target {
-                sender.store.own_events(head, target, PAGE).await.map(Some)
+                timely(sender.store.own_events(head, target, PAGE)).await.map(Some)
             } else {
                 Ok(None)
             }
@@ -119,9 +141,15 @@ impl EventLoop {
             }
         };
         let (page, detected) = tokio::join!(read, detect);
-        detected?;
+        match detected {
+            Err(error) if error.may_pass() => return Err(error),
+            // The deltas stay unread, for a later look; what is persisted must go out all the same.
+            Err(error) => warn!(%error, "servers that joined could not be looked for"),
+            Ok(()) => {}
+        }
         let Some(page) = page? else { return Ok(false) };
         let read_up_to = page.read_up_to;
+        self.full = i64::try_from(page.events.len()).is_ok_and(|read| read >= PAGE);
         self.enter(page.events, read_up_to).await?;
         sender.metrics.event_position.set(read_up_to.0);
         Ok(read_up_to < target)
@@ -243,7 +271,7 @@ impl EventLoop {
                     Err(error) => {
                         warn!(event_id = %event.event_id, %error, "sent to the servers joined now instead");
                         sender.metrics.hosts_fallback.inc();
-                        sender.store.joined_hosts_now(&room).await?
+                        timely(sender.store.joined_hosts_now(&room)).await?
                     }
                 };
                 let entry = sender.entry(event, parsed.clone(), hosts);
@@ -276,7 +304,11 @@ impl Sender {
             replaces_state: parsed.replaces_state.as_ref(),
             membership: parsed.membership.as_deref(),
         };
-        recipients::recipients(&self.store, &self.joined_hosts, event, facts).await
+        let hosts = recipients::recipients(&self.store, &self.joined_hosts, event, facts);
+        match timeout(STORE_PATIENCE, hosts).await {
+            Ok(hosts) => hosts,
+            Err(_) => Err(StoreError::Unavailable("it does not answer".into()).into()),
+        }
     }
 
     fn entry(&self, event: &StoredEvent, parsed: ParsedEvent, hosts: Vec<ServerName>) -> Option<Entry> {

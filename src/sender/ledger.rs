@@ -14,11 +14,12 @@ use tokio::time::Instant;
 use super::{
     destination::{Destination, Limits, OwedPdu, Step},
     outstanding::Outstanding,
+    sticky::backlog::Backlog,
 };
 use crate::core::{
     clock::Now,
-    id::{RoomId, ServerName, StickyPosition, StreamOrdering},
-    store::{BacklogRow, Checkpoint, DestinationRecord, EventCursor, RetryTimings},
+    id::{RoomId, ServerName, StreamOrdering},
+    store::{Checkpoint, DestinationRecord, EventCursor, RetryTimings},
 };
 
 /// An event of the stream with the destinations that must get it.
@@ -269,16 +270,11 @@ impl Ledger {
         });
     }
 
-    /// It was refused, perhaps for its size or content (see [`Destination::refused`]).
-    ///
-    /// # Errors
-    ///
-    /// The destination refuses everything: call [`Self::failed`].
-    #[expect(clippy::result_unit_err, reason = "the caller has only one thing to do")]
-    pub fn refused(&mut self, name: &ServerName) -> Result<(), ()> {
+    /// It was refused, perhaps for its size or content (see [`Destination::refused`]). Returns whether it was one PDU.
+    pub fn refused(&mut self, name: &ServerName) -> bool {
         self.destinations
             .get_mut(name)
-            .map_or(Ok(()), |known| known.destination.refused())
+            .is_some_and(|known| known.destination.refused())
     }
 
     /// The attempt failed, and this is the back-off that the database holds now.
@@ -330,27 +326,10 @@ impl Ledger {
             .is_some_and(|known| known.destination.caught_up())
     }
 
-    /// A destination's backlog rows, as read.
-    pub fn backlog_loaded(&mut self, name: &ServerName, rows: Vec<BacklogRow>, now: Now) {
-        self.change(name, |destination, _| destination.backlog().loaded(rows, now.at));
-    }
-
-    /// A joiner's answer to a probe.
-    pub fn backlog_probed(&mut self, name: &ServerName, room: &RoomId, knows: bool, now: Now) {
-        self.change(name, |destination, _| destination.backlog().probed(room, knows, now.at));
-    }
-
-    /// A room's backlog position moved. `left_out`: how often the PDU there was left out of an answer.
-    pub fn backlog_moved(&mut self, name: &ServerName, room: &RoomId, to: StickyPosition, left_out: u32, now: Now) {
-        self.change(name, |destination, _| match left_out {
-            0 => destination.backlog().advanced(room, to, now.at),
-            times => destination.backlog().left_out(room, to, times, now.at),
-        });
-    }
-
-    /// Nothing is left of a room's backlog. Returns since when it was known.
-    pub fn backlog_finished(&mut self, name: &ServerName, room: &RoomId) -> Option<Instant> {
-        self.destinations.get_mut(name)?.destination.backlog().finished(room)
+    /// What became of a destination's sticky backlog.
+    pub fn backlog<R: Default>(&mut self, name: &ServerName, change: impl FnOnce(&mut Backlog) -> R) -> R {
+        let known = self.destinations.get_mut(name);
+        known.map_or_else(R::default, |known| change(known.destination.backlog()))
     }
 
     fn change(&mut self, name: &ServerName, change: impl FnOnce(&mut Destination, &mut Outstanding)) {

@@ -23,7 +23,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
-use tokio::{sync::Notify, time::sleep};
+use tokio::{
+    sync::Notify,
+    time::{sleep, timeout},
+};
 use tokio_util::task::TaskTracker;
 
 use self::{
@@ -50,6 +53,8 @@ pub struct Parts {
     pub origin: ServerName,
     /// Our instance name.
     pub me: InstanceName,
+    /// Who writes events.
+    pub event_writers: Vec<InstanceName>,
     /// Our share of the destinations.
     pub shard: Shard,
     /// The retry schedule.
@@ -77,10 +82,23 @@ pub struct Parts {
 /// What requests in flight get to end in, once the process drains.
 const DRAIN: Duration = Duration::from_secs(10);
 
+/// How long an answer of the database is waited for. Its own limits end what takes long there; this one ends the waiting
+/// for a server that is gone without a word.
+const STORE_PATIENCE: Duration = Duration::from_mins(2);
+
+/// What the database answers, in time.
+async fn timely<T>(answer: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    match timeout(STORE_PATIENCE, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(StoreError::Unavailable("it does not answer".into())),
+    }
+}
+
 /// What all tasks share.
 struct Sender {
     origin: ServerName,
     me: InstanceName,
+    event_writers: Vec<InstanceName>,
     shard: Shard,
     policy: Retry,
     limits: Limits,
@@ -115,6 +133,9 @@ pub enum SenderError {
     /// A Python sender under our name.
     #[error(transparent)]
     Twin(#[from] TwinAlive),
+    /// The replication task is gone.
+    #[error("the replication task ended; see the error logged before")]
+    ReplicationEnded,
 }
 
 /// Sends until the process is to stop; then finishes what is in flight and writes a last checkpoint.
@@ -149,6 +170,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         shutdown: shutdown.clone(),
         origin: parts.origin,
         me: parts.me,
+        event_writers: parts.event_writers,
         shard: parts.shard,
         policy: parts.policy,
         limits: parts.limits,
@@ -185,15 +207,16 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
     let checkpoints = Arc::clone(&sender).keep_checkpoints(workers_done);
     let scan = Arc::clone(&sender).scan();
     // Whoever fails has the others drain, and the last checkpoint is still written.
-    let ((), (), listened, kept) = tokio::join!(
-        events,
-        scan,
+    let (read, scanned, listened, kept) = tokio::join!(
+        async { events.await.inspect_err(|_| drain.cancel()) },
+        async { scan.await.inspect_err(|_| drain.cancel()) },
         async { listen.await.inspect_err(|_| drain.cancel()) },
         async { checkpoints.await.inspect_err(|_| drain.cancel()) },
     );
     kept?;
     listened?;
-    Ok(())
+    scanned?;
+    read
 }
 
 /// Makes the positions that another sender left our own.
@@ -219,13 +242,22 @@ impl Sender {
         self.shard.owns(name) && self.client.denied(name).is_none()
     }
 
+    /// An end is as it should be only while the process drains.
+    fn unless_draining(&self, error: SenderError) -> Result<(), SenderError> {
+        if self.shutdown.drain.is_cancelled() {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    }
+
     /// Has the ledger know these destinations as the database does; one look for all that are new.
     async fn introduce(&self, names: impl IntoIterator<Item = &ServerName>) -> Result<(), StoreError> {
         let unknown = self.ledger.lock().unknown(names);
         if unknown.is_empty() {
             return Ok(());
         }
-        let records = self.store.destinations(&unknown).await?;
+        let records = timely(self.store.destinations(&unknown)).await?;
         let now = clock::now();
         let mut ledger = self.ledger.lock();
         for name in unknown {

@@ -262,7 +262,7 @@ impl World {
                 rest_in_memory,
             } => self.catch_up(name, after, up_to, rest_in_memory),
             Step::Wait(_) | Step::BackOff(_) | Step::Idle => return false,
-            Step::Backlog(_) => self.ledger.backlog_loaded(name, vec![], self.now),
+            Step::Backlog(_) => self.ledger.backlog(name, |backlog| backlog.loaded(vec![], self.now.at)),
         }
         true
     }

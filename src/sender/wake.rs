@@ -5,11 +5,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::mpsc,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tracing::{debug, error, warn};
 
-use super::{Sender, SenderError};
+use super::{Sender, SenderError, timely};
 use crate::core::{
     clock,
     id::ServerName,
@@ -38,7 +38,7 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// The process must end: a Python sender is alive, or Synapse was upgraded beyond what we know.
+    /// The process must end: a Python sender is alive, or replication is gone.
     pub(super) async fn listen(self: Arc<Self>, mut heard: mpsc::Receiver<Heard>) -> Result<(), SenderError> {
         loop {
             let heard = tokio::select! {
@@ -46,7 +46,7 @@ impl Sender {
                 () = self.shutdown.drain.cancelled() => return Ok(()),
             };
             match heard {
-                None => return Ok(()),
+                None => return self.unless_draining(SenderError::ReplicationEnded),
                 Some(Heard::CacheInvalidated { func, keys }) if func == RETRY_CACHE => {
                     for name in keys.into_iter().flatten().take(1) {
                         self.spawn_refresh(name.into());
@@ -66,11 +66,8 @@ impl Sender {
                     error!(%error, "stopping");
                     return Err(error.into());
                 }
-                Some(Heard::Connected) => {
-                    self.check_versions().await?;
-                    // Whoever was seen alive meanwhile is due now.
-                    self.scan_now.notify_one();
-                }
+                // Whoever was seen alive meanwhile is due now.
+                Some(Heard::Connected) => self.scan_now.notify_one(),
                 Some(Heard::Overrun) => {
                     let backing_off = self.ledger.lock().backing_off(clock::now());
                     for name in backing_off {
@@ -83,9 +80,9 @@ impl Sender {
         }
     }
 
-    /// After a lost connection the reason may be an upgrade of Synapse, and with it of the database under us.
+    /// Synapse may be upgraded while we run, and with it the database under us.
     async fn check_versions(&self) -> Result<(), SenderError> {
-        match self.store.check_versions().await {
+        match timely(self.store.check_versions()).await {
             Err(error @ StoreError::Incompatible(_)) => {
                 error!(%error, "stopping");
                 Err(error.into())
@@ -114,7 +111,7 @@ impl Sender {
     }
 
     async fn refresh(self: &Arc<Self>, name: &ServerName) -> Result<(), StoreError> {
-        let records = self.store.destinations(std::slice::from_ref(name)).await?;
+        let records = timely(self.store.destinations(std::slice::from_ref(name))).await?;
         let retry = records.get(name).map(|record| record.retry).unwrap_or_default();
         let (before, wake) = {
             let mut ledger = self.ledger.lock();
@@ -144,22 +141,31 @@ impl Sender {
 
     /// Looks through the database for destinations that are owed something and due: at the start, every minute, and
     /// when replication was lost for a while.
-    pub(super) async fn scan(self: Arc<Self>) {
+    ///
+    /// # Errors
+    ///
+    /// Synapse was upgraded beyond what we know: the process must end.
+    pub(super) async fn scan(self: Arc<Self>) -> Result<(), SenderError> {
         let mut ticks = interval(SCAN_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = self.scan_now.notified() => {}
-                () = self.shutdown.drain.cancelled() => return,
+                () = self.shutdown.drain.cancelled() => return Ok(()),
             }
+            self.check_versions().await?;
             let began = Instant::now();
             match self.scan_once().await {
                 Ok(woken) => debug!(woken, ms = began.elapsed().as_millis(), "scanned for due destinations"),
                 Err(error) => warn!(%error, "scan for due destinations failed"),
             }
             // However often it is asked for, the scan must not become the database's main work.
-            tokio::time::sleep(began.elapsed().clamp(Duration::from_millis(200), SCAN_INTERVAL)).await;
+            let rest = began.elapsed().clamp(Duration::from_millis(200), SCAN_INTERVAL);
+            tokio::select! {
+                () = sleep(rest) => {}
+                () = self.shutdown.drain.cancelled() => return Ok(()),
+            }
         }
     }
 
@@ -167,10 +173,11 @@ impl Sender {
         let mut after = None;
         let mut woken = 0;
         loop {
-            let due = self
-                .store
-                .due_destinations(after.as_ref(), clock::now().wall, SCAN_PAGE, self.sticky)
-                .await?;
+            let due = timely(
+                self.store
+                    .due_destinations(after.as_ref(), clock::now().wall, SCAN_PAGE, self.sticky),
+            )
+            .await?;
             let Some(last) = due.last().cloned() else {
                 return Ok(woken);
             };

@@ -20,7 +20,7 @@ use crate::{
         id::ServerName,
         store::{OwedRoom, StoreError},
     },
-    federation::transaction::Accepted,
+    federation::transaction::{Accepted, Body},
 };
 
 /// A task waits for the end of a back-off that is shorter than this; longer ones are found by the scan when they end.
@@ -61,7 +61,6 @@ impl Sender {
             name,
             nudge,
             page: VecDeque::new(),
-            refused_rows: 0,
         };
         self.tracker.spawn(worker.run());
     }
@@ -74,8 +73,6 @@ pub(super) struct Worker {
     pub(super) nudge: Arc<Notify>,
     /// Rooms owed, as read; catch-up takes them one by one, in turn with the backlog.
     pub(super) page: VecDeque<OwedRoom>,
-    /// Rows that were refused for their content since the last that was accepted.
-    pub(super) refused_rows: usize,
 }
 
 impl Drop for Worker {
@@ -129,7 +126,9 @@ impl Worker {
                 Ok(())
             }
             Step::Checkpoint => {
-                sender.checkpoints.request().await;
+                if !sender.checkpoints.request().await {
+                    self.rest(STORE_PAUSE);
+                }
                 Ok(())
             }
             Step::CatchUp {
@@ -173,15 +172,39 @@ impl Worker {
                 sender.ledger.lock().accepted(&self.name, clock::now());
             }
             Attempt::Refused => {
-                let goes_on = sender.ledger.lock().refused(&self.name);
-                if goes_on.is_err() {
-                    sender.back_off(&self.name).await;
+                let alone = sender.ledger.lock().refused(&self.name);
+                if alone && self.refuses_only_that().await {
+                    sender.ledger.lock().accepted(&self.name, clock::now());
                 }
             }
-            Attempt::Failed => sender.back_off(&self.name).await,
+            attempt => self.not_accepted(&attempt).await,
+        }
+    }
+
+    /// Whether the destination, which refused what was just sent, takes a transaction that holds nothing. If so, the
+    /// refusal was about the content, which is given up; if not, the destination fails, and that has been noted.
+    pub(super) async fn refuses_only_that(&self) -> bool {
+        let empty = Body::build(&self.sender.origin, clock::now().wall, &[]);
+        match self.sender.attempt(&self.name, &empty, &self.nudge).await {
+            Attempt::Accepted(_) => {
+                warn!(destination = %self.name, "it refuses this one PDU, which is given up");
+                self.sender.metrics.pdu_errors.inc();
+                true
+            }
+            attempt => {
+                self.not_accepted(&attempt).await;
+                false
+            }
+        }
+    }
+
+    /// What follows from an attempt that did not end well.
+    pub(super) async fn not_accepted(&self, attempt: &Attempt) {
+        match attempt {
+            Attempt::Failed | Attempt::Refused => self.sender.back_off(&self.name).await,
             Attempt::Unreadable => self.rest(PAUSE),
             // The cursor stays below what is in flight; the next start sends it again.
-            Attempt::Interrupted => {}
+            Attempt::Accepted(_) | Attempt::Interrupted => {}
         }
     }
 

@@ -3,10 +3,13 @@
 /// Why a question to the database, or a change of it, failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// No connection, or the server refused the statement. Nothing was changed, or it is not known whether it was (the
+    /// No connection. Nothing was changed, or it is not known whether it was (the
     /// connection broke at the commit): every change of this store may be repeated.
     #[error("the database failed: {0}")]
     Unavailable(String),
+    /// The server is there and refused the statement: asking again is likely to end the same way.
+    #[error("the database refused a statement: {0}")]
+    Refused(String),
     /// Others' transactions kept getting in the way, or a room was purged under us, at each of several attempts.
     #[error("the database was too busy with conflicting changes: {0}")]
     Conflict(String),
@@ -49,11 +52,25 @@ const TRANSIENT: [&str; 3] = [
     "23503", // foreign_key_violation: a room was purged between our look and our write; the next look misses it
 ];
 
+/// Classes of SQLSTATE that are about the connection or the server's moment, not about the statement.
+const PASSING: [&str; 4] = [
+    "08",  // connection exception
+    "53",  // insufficient resources
+    "57P", // operator intervention: shutdown, starting up
+    "25",  // the server is read-only: a standby that is being promoted
+];
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         match &error {
             sqlx::Error::Database(e) if e.code().is_some_and(|code| TRANSIENT.contains(&&*code)) => {
                 Self::Conflict(error.to_string())
+            }
+            sqlx::Error::Database(e)
+                if e.code()
+                    .is_some_and(|code| !PASSING.iter().any(|class| code.starts_with(class))) =>
+            {
+                Self::Refused(error.to_string())
             }
             sqlx::Error::ColumnDecode { index, source } => Self::Damaged {
                 table: format!("(column {index})"),

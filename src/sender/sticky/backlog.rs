@@ -2,21 +2,36 @@
 //!
 //! The database's rows are the backlog; this is what the process remembers of them between two looks. Rooms take turns,
 //! a page each, so that a room with thousands of sticky events does not keep the others waiting.
+//!
+//! A 200 says that a receiver has put a page into its queue, not that it has worked on it. Synapse 1.163.2 throws events of
+//! a room out of that queue when more than a hundred wait, and sets aside those that come while its join is not quite
+//! finished; either way it then fetches what it lacks, and under `joined` visibility it gets redacted copies and takes the
+//! real events for known. So every page waits until the receiver has what came before it: its own join, then one event
+//! alone, then the last event of each page.
 
 use std::{collections::VecDeque, time::Duration};
 
 use tokio::time::Instant;
 
-use crate::core::{
-    id::{EventId, RoomId, StickyPosition},
-    store::BacklogRow,
+use crate::{
+    core::{
+        id::{EventId, RoomId, StickyPosition},
+        store::BacklogRow,
+    },
+    sender::destination::PDU_LIMIT,
 };
 
 /// A joiner that does not know its own join yet is asked again for this long; then the push goes out anyway.
-const SETTLE_LIMIT: Duration = Duration::from_mins(1);
+const JOIN_LIMIT: Duration = Duration::from_mins(1);
 
-/// The longest pause between two such questions: what the joiner's readiness can go unnoticed.
+/// A receiver that does not know an event that it accepted is asked again for this long; then the next page follows.
+const PAGE_LIMIT: Duration = Duration::from_secs(10);
+
+/// The longest pause between two such questions: how long the answer's turning can go unnoticed.
 const PROBE_PAUSE: Duration = Duration::from_millis(500);
+
+/// Events in a page.
+const PAGE: usize = PDU_LIMIT;
 
 /// A PDU that the answer leaves out is sent again this often; then it is given up and counted.
 pub const UNLISTED_LIMIT: u32 = 5;
@@ -26,12 +41,12 @@ pub const UNLISTED_LIMIT: u32 = 5;
 pub enum BacklogStep {
     /// Look at the database's rows.
     Load,
-    /// Ask the joiner whether it knows its own join.
+    /// Ask the destination whether it has an event.
     Probe {
-        /// The room it joined.
+        /// The room.
         room: RoomId,
-        /// Its join event.
-        join: EventId,
+        /// Its own join, or what was sent to it last.
+        event: EventId,
     },
     /// Send a page of a room's sticky events.
     Push {
@@ -39,6 +54,8 @@ pub enum BacklogStep {
         room: RoomId,
         /// From here on.
         position: StickyPosition,
+        /// So many at most.
+        limit: usize,
         /// How often the first of them was already left out of an answer.
         unlisted: u32,
     },
@@ -52,6 +69,8 @@ pub enum BacklogStep {
 struct RoomBacklog {
     room: RoomId,
     state: RoomState,
+    /// The join that was last waited for.
+    join: Option<EventId>,
     /// When this process first heard of it.
     since: Instant,
     /// When it last got further: part of it was accepted, or the joiner said that it is still joining.
@@ -62,20 +81,45 @@ struct RoomBacklog {
 enum RoomState {
     /// Heard of, its row not read yet.
     Unread,
-    /// The joiner may still be joining.
-    Settling {
-        join: EventId,
+    /// The destination must have this event first.
+    Awaiting {
+        event: EventId,
         position: StickyPosition,
         asked: u32,
-        began: Instant,
         next: Instant,
+        until: Instant,
+        /// What may be sent then.
+        limit: usize,
     },
     /// To be sent.
     Ready {
         position: StickyPosition,
         unlisted: u32,
+        limit: usize,
         not_before: Instant,
     },
+}
+
+impl RoomState {
+    fn awaiting(event: EventId, position: StickyPosition, patience: Duration, limit: usize, now: Instant) -> Self {
+        Self::Awaiting {
+            event,
+            position,
+            asked: 0,
+            next: now,
+            until: now + patience,
+            limit,
+        }
+    }
+
+    fn ready(position: StickyPosition, limit: usize, now: Instant) -> Self {
+        Self::Ready {
+            position,
+            unlisted: 0,
+            limit,
+            not_before: now,
+        }
+    }
 }
 
 /// One destination's backlog.
@@ -119,6 +163,7 @@ impl Backlog {
             self.rooms.push_back(RoomBacklog {
                 room: room.clone(),
                 state: RoomState::Unread,
+                join: None,
                 since: now,
                 moved: now,
             });
@@ -134,7 +179,13 @@ impl Backlog {
             .map(|known| known.moved)
     }
 
-    /// Whether any room does.
+    /// Whether there may be rows that were not looked at.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        self.unread
+    }
+
+    /// Whether any room has.
     #[must_use]
     pub fn holds_any(&self) -> bool {
         !self.rooms.is_empty()
@@ -147,29 +198,26 @@ impl Backlog {
         }
         let mut earliest: Option<Instant> = None;
         for turn in 0..self.rooms.len() {
+            let room = self.rooms[turn].room.clone();
             let (ready_at, step) = match &self.rooms[turn].state {
                 RoomState::Unread => continue,
-                RoomState::Settling { join, next, .. } => (
-                    *next,
-                    BacklogStep::Probe {
-                        room: self.rooms[turn].room.clone(),
-                        join: join.clone(),
-                    },
-                ),
+                RoomState::Awaiting { event, next, .. } => {
+                    let event = event.clone();
+                    (*next, BacklogStep::Probe { room, event })
+                }
                 RoomState::Ready {
                     position,
                     unlisted,
+                    limit,
                     not_before,
                 } => {
-                    let room = self.rooms[turn].room.clone();
-                    (
-                        *not_before,
-                        BacklogStep::Push {
-                            room,
-                            position: *position,
-                            unlisted: *unlisted,
-                        },
-                    )
+                    let step = BacklogStep::Push {
+                        room,
+                        position: *position,
+                        limit: *limit,
+                        unlisted: *unlisted,
+                    };
+                    (*not_before, step)
                 }
             };
             if ready_at <= now {
@@ -181,7 +229,8 @@ impl Backlog {
         earliest.map_or(BacklogStep::Nothing, BacklogStep::Wait)
     }
 
-    /// The database's rows, as just read. What is known of a room stays, unless its row went back.
+    /// The database's rows, as just read. What is known of a room stays, unless its row went back, or its joiner joined
+    /// anew.
     pub fn loaded(&mut self, rows: Vec<BacklogRow>, now: Instant) {
         self.unread = false;
         let mut known = std::mem::take(&mut self.rooms);
@@ -192,27 +241,17 @@ impl Backlog {
                 .unwrap_or_else(|| RoomBacklog {
                     room: row.room_id.clone(),
                     state: RoomState::Unread,
+                    join: None,
                     since: now,
                     moved: now,
                 });
+            if let Some(join) = row.recent_join.filter(|join| entry.join.as_ref() != Some(join)) {
+                entry.state = RoomState::awaiting(join.clone(), row.position, JOIN_LIMIT, 1, now);
+                entry.join = Some(join);
+            }
             match &mut entry.state {
-                RoomState::Unread => {
-                    entry.state = match row.recent_join {
-                        Some(join) => RoomState::Settling {
-                            join,
-                            position: row.position,
-                            asked: 0,
-                            began: now,
-                            next: now,
-                        },
-                        None => RoomState::Ready {
-                            position: row.position,
-                            unlisted: 0,
-                            not_before: now,
-                        },
-                    }
-                }
-                RoomState::Settling { position, .. } => *position = row.position,
+                RoomState::Unread => entry.state = RoomState::ready(row.position, PAGE, now),
+                RoomState::Awaiting { position, .. } => *position = row.position,
                 RoomState::Ready { position, unlisted, .. } => {
                     if *position != row.position {
                         *unlisted = 0;
@@ -224,56 +263,59 @@ impl Backlog {
         }
     }
 
-    /// The joiner's answer to a probe: whether it knows its join.
-    pub fn probed(&mut self, room: &RoomId, knows: bool, now: Instant) {
-        let Some(entry) = self.rooms.iter_mut().find(|known| known.room == *room) else {
-            return;
-        };
+    /// The answer to a probe: whether the destination has the event.
+    pub fn probed(&mut self, room: &RoomId, has: bool, now: Instant) {
+        let Some(entry) = self.entry(room) else { return };
         entry.moved = now;
-        let RoomState::Settling {
+        let RoomState::Awaiting {
             position,
             asked,
-            began,
             next,
+            until,
+            limit,
             ..
         } = &mut entry.state
         else {
             return;
         };
-        if knows || now.duration_since(*began) >= SETTLE_LIMIT {
-            entry.state = RoomState::Ready {
-                position: *position,
-                unlisted: 0,
-                not_before: now,
-            };
+        if has || now >= *until {
+            entry.state = RoomState::ready(*position, *limit, now);
             return;
         }
         let pause = doubled(*asked).min(PROBE_PAUSE);
-        *next = (now + pause).min(*began + SETTLE_LIMIT);
+        *next = (now + pause).min(*until);
         *asked += 1;
     }
 
-    /// A room's position moved; there may be more.
-    pub fn advanced(&mut self, room: &RoomId, to: StickyPosition, now: Instant) {
-        if let Some(entry) = self.rooms.iter_mut().find(|known| known.room == *room) {
-            entry.moved = now;
-        }
-        self.set_ready(room, to, 0, now);
+    /// A room's position moved, and there may be more. `sent` is the last event that was accepted, if any was sent.
+    pub fn advanced(&mut self, room: &RoomId, to: StickyPosition, sent: Option<EventId>, now: Instant) {
+        let Some(entry) = self.entry(room) else { return };
+        entry.moved = now;
+        entry.state = match sent {
+            Some(event) => RoomState::awaiting(event, to, PAGE_LIMIT, PAGE, now),
+            None => RoomState::ready(to, PAGE, now),
+        };
     }
 
     /// The answer left out the PDU at `position`, which is now the first: again, a little later.
     pub fn left_out(&mut self, room: &RoomId, position: StickyPosition, times: u32, now: Instant) {
-        self.set_ready(room, position, times, now + doubled(times));
+        let Some(entry) = self.entry(room) else { return };
+        entry.state = RoomState::Ready {
+            position,
+            unlisted: times,
+            limit: PAGE,
+            not_before: now + doubled(times),
+        };
     }
 
-    fn set_ready(&mut self, room: &RoomId, position: StickyPosition, unlisted: u32, not_before: Instant) {
-        if let Some(entry) = self.rooms.iter_mut().find(|known| known.room == *room) {
-            entry.state = RoomState::Ready {
-                position,
-                unlisted,
-                not_before,
-            };
-        }
+    /// A page was refused, perhaps for its size or one of its PDUs: a smaller one.
+    pub fn fewer(&mut self, room: &RoomId, position: StickyPosition, limit: usize, now: Instant) {
+        let Some(entry) = self.entry(room) else { return };
+        entry.state = RoomState::ready(position, limit.max(1), now);
+    }
+
+    fn entry(&mut self, room: &RoomId) -> Option<&mut RoomBacklog> {
+        self.rooms.iter_mut().find(|known| known.room == *room)
     }
 
     /// Nothing is left of this room. Returns since when it was known.
@@ -300,11 +342,19 @@ mod tests {
         }
     }
 
-    fn push(room: &str, position: i64, unlisted: u32) -> BacklogStep {
+    fn push(room: &str, position: i64, limit: usize, unlisted: u32) -> BacklogStep {
         BacklogStep::Push {
             room: room.into(),
             position: StickyPosition(position),
+            limit,
             unlisted,
+        }
+    }
+
+    fn probe(room: &str, event: &str) -> BacklogStep {
+        BacklogStep::Probe {
+            room: room.into(),
+            event: event.into(),
         }
     }
 
@@ -314,11 +364,11 @@ mod tests {
         let mut backlog = Backlog::default();
         assert_eq!(backlog.next(now), BacklogStep::Load);
         backlog.loaded(vec![row("!a", 5, None), row("!b", 7, None)], now);
-        assert_eq!(backlog.next(now), push("!a", 5, 0));
-        backlog.advanced(&"!a".into(), StickyPosition(55), now);
-        assert_eq!(backlog.next(now), push("!b", 7, 0));
+        assert_eq!(backlog.next(now), push("!a", 5, PAGE, 0));
+        backlog.advanced(&"!a".into(), StickyPosition(55), None, now);
+        assert_eq!(backlog.next(now), push("!b", 7, PAGE, 0));
         backlog.finished(&"!b".into());
-        assert_eq!(backlog.next(now), push("!a", 55, 0));
+        assert_eq!(backlog.next(now), push("!a", 55, PAGE, 0));
         backlog.finished(&"!a".into());
         assert_eq!(backlog.next(now), BacklogStep::Nothing);
     }
@@ -332,14 +382,14 @@ mod tests {
         let mut asked_at = vec![];
         loop {
             match backlog.next(now) {
-                BacklogStep::Probe { room, join } => {
-                    assert_eq!(join.as_str(), "$join");
+                BacklogStep::Probe { room, event } => {
+                    assert_eq!(event.as_str(), "$join");
                     asked_at.push(now.duration_since(start).as_millis());
                     backlog.probed(&room, false, now);
                 }
                 BacklogStep::Wait(until) => now = until,
                 step => {
-                    assert_eq!(step, push("!a", 5, 0));
+                    assert_eq!(step, push("!a", 5, 1, 0));
                     break;
                 }
             }
@@ -350,16 +400,46 @@ mod tests {
     }
 
     #[test]
-    fn a_joiner_that_knows_its_join_is_pushed_to_at_once() {
-        let now = Instant::now();
+    fn a_joiner_gets_one_event_first_and_each_page_waits_for_the_one_before() {
+        let start = Instant::now();
+        let room = RoomId::from("!a");
         let mut backlog = Backlog::default();
-        backlog.recorded(&"!a".into(), now);
-        assert_eq!(backlog.moved(&"!a".into()), Some(now));
-        assert_eq!(backlog.next(now), BacklogStep::Load);
-        backlog.loaded(vec![row("!a", 5, Some("$join"))], now);
-        assert!(matches!(backlog.next(now), BacklogStep::Probe { .. }));
-        backlog.probed(&"!a".into(), true, now);
-        assert_eq!(backlog.next(now), push("!a", 5, 0));
+        backlog.recorded(&room, start);
+        assert_eq!(backlog.moved(&room), Some(start));
+        assert_eq!(backlog.next(start), BacklogStep::Load);
+        backlog.loaded(vec![row("!a", 5, Some("$join"))], start);
+        assert_eq!(backlog.next(start), probe("!a", "$join"));
+        backlog.probed(&room, true, start);
+        assert_eq!(backlog.next(start), push("!a", 5, 1, 0));
+        backlog.advanced(&room, StickyPosition(6), Some("$5".into()), start);
+        assert_eq!(backlog.next(start), probe("!a", "$5"));
+        backlog.probed(&room, true, start);
+        assert_eq!(backlog.next(start), push("!a", 6, PAGE, 0));
+        backlog.advanced(&room, StickyPosition(56), Some("$55".into()), start);
+
+        // It never says that it has that one: the next page follows all the same.
+        let mut now = start;
+        while backlog.next(now) != push("!a", 56, PAGE, 0) {
+            match backlog.next(now) {
+                BacklogStep::Probe { room, .. } => backlog.probed(&room, false, now),
+                BacklogStep::Wait(until) => now = until,
+                step => panic!("{step:?}"),
+            }
+        }
+        assert_eq!(now - start, PAGE_LIMIT);
+    }
+
+    #[test]
+    fn one_that_joins_anew_is_waited_for_anew() {
+        let now = Instant::now();
+        let room = RoomId::from("!a");
+        let mut backlog = Backlog::default();
+        backlog.loaded(vec![row("!a", 5, Some("$first"))], now);
+        backlog.probed(&room, true, now);
+        backlog.loaded(vec![row("!a", 5, Some("$first"))], now);
+        assert_eq!(backlog.next(now), push("!a", 5, 1, 0));
+        backlog.loaded(vec![row("!a", 5, Some("$second"))], now);
+        assert_eq!(backlog.next(now), probe("!a", "$second"));
     }
 
     #[test]
@@ -367,15 +447,15 @@ mod tests {
         let now = Instant::now();
         let mut backlog = Backlog::default();
         backlog.loaded(vec![row("!a", 5, None), row("!b", 7, None)], now);
-        assert_eq!(backlog.next(now), push("!a", 5, 0));
+        assert_eq!(backlog.next(now), push("!a", 5, PAGE, 0));
         backlog.left_out(&"!a".into(), StickyPosition(6), 1, now);
-        assert_eq!(backlog.next(now), push("!b", 7, 0));
+        assert_eq!(backlog.next(now), push("!b", 7, PAGE, 0));
         backlog.finished(&"!b".into());
         let BacklogStep::Wait(until) = backlog.next(now) else {
             panic!()
         };
         assert_eq!(until.duration_since(now), Duration::from_millis(500));
-        assert_eq!(backlog.next(until), push("!a", 6, 1));
+        assert_eq!(backlog.next(until), push("!a", 6, PAGE, 1));
     }
 
     #[test]
@@ -386,7 +466,7 @@ mod tests {
         backlog.look_again();
         assert_eq!(backlog.next(now), BacklogStep::Load);
         backlog.loaded(vec![row("!a", 5, None)], now);
-        assert_eq!(backlog.next(now), push("!a", 5, 0));
+        assert_eq!(backlog.next(now), push("!a", 5, PAGE, 0));
         assert_eq!(backlog.moved(&"!b".into()), None);
     }
 }

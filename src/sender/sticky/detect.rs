@@ -11,7 +11,7 @@ use crate::{
         state::new_servers::new_servers,
         store::{NewServer, StoreError},
     },
-    sender::{Sender, ledger::Entry},
+    sender::{Sender, ledger::Entry, timely},
 };
 
 impl Sender {
@@ -26,7 +26,7 @@ impl Sender {
         up_to: StreamOrdering,
     ) -> Result<(), StoreError> {
         while *deltas < up_to {
-            let scan = new_servers(&self.store, *deltas, up_to, clock::now().wall).await?;
+            let scan = timely(new_servers(&self.store, *deltas, up_to, clock::now().wall)).await?;
             let found: Vec<NewServer> = scan
                 .found
                 .into_iter()
@@ -53,14 +53,14 @@ impl Sender {
     /// at the same time, and the join's own row may be drained already.
     pub(in crate::sender) async fn record_missed(self: &Arc<Self>, entries: &[&Entry]) -> Result<(), StoreError> {
         let ids: Vec<_> = entries.iter().map(|entry| entry.pdu.pdu.event_id.clone()).collect();
-        let positions = self.store.sticky_positions(&ids).await?;
+        let positions = timely(self.store.sticky_positions(&ids)).await?;
         let mut missed: Vec<(ServerName, RoomId, StickyPosition)> = vec![];
         for entry in entries {
             let Some(position) = positions.get(&entry.pdu.pdu.event_id) else {
                 continue;
             };
             let room = &entry.pdu.pdu.room_id;
-            let joined_now = self.store.joined_hosts_now(room).await?;
+            let joined_now = timely(self.store.joined_hosts_now(room)).await?;
             let left_out = joined_now
                 .into_iter()
                 .filter(|server| !entry.destinations.contains(server) && self.may_send_to(server));
@@ -69,7 +69,7 @@ impl Sender {
         if missed.is_empty() {
             return Ok(());
         }
-        self.store.record_missed(&missed).await?;
+        timely(self.store.record_missed(&missed)).await?;
         self.note_backlog(missed.iter().map(|(server, room, _)| (server, room)))
             .await
     }

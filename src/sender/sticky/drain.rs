@@ -1,26 +1,39 @@
-//! Carrying out a backlog step: reading rows, asking a joiner, pushing a page.
+//! Carrying out a backlog step: reading rows, asking whether an event arrived, pushing a page.
 
 use tracing::{debug, info, warn};
 
-use super::backlog::{BacklogStep, UNLISTED_LIMIT};
+use super::backlog::{Backlog, BacklogStep, UNLISTED_LIMIT};
 use crate::{
     core::{
         clock,
         event::Pdu,
-        id::{RoomId, StickyPosition},
-        store::StoreError,
+        id::{EventId, RoomId, StickyPosition},
+        store::{BacklogItem, StoreError},
     },
     federation::{
         outcome::EventProbe,
         transaction::{Accepted, Body},
     },
-    sender::{
-        attempt::{Attempt, PAUSE},
-        catch_up::encode,
-        destination::PDU_LIMIT,
-        worker::Worker,
-    },
+    sender::{attempt::Attempt, catch_up::encode, timely, worker::Worker},
 };
+
+/// A page as it goes out.
+struct Page {
+    pdus: Vec<(StickyPosition, Pdu)>,
+    /// Once all of them are accepted, nothing is left below this.
+    end: StickyPosition,
+    /// There is something at or above `end`.
+    more: bool,
+}
+
+/// How far an answer takes a room.
+#[derive(Debug, PartialEq, Eq)]
+enum Reached {
+    /// Past the page.
+    End,
+    /// Up to a PDU that was left out so often by now.
+    LeftOut(StickyPosition, u32),
+}
 
 impl Worker {
     /// Carries out a step of the destination's sticky backlog.
@@ -29,83 +42,82 @@ impl Worker {
         match step {
             BacklogStep::Load => {
                 let rows = if sender.sticky {
-                    sender.store.backlog(&self.name, clock::now().wall).await?
+                    timely(sender.store.backlog(&self.name, clock::now().wall)).await?
                 } else {
                     vec![] // the table is left alone
                 };
-                sender.ledger.lock().backlog_loaded(&self.name, rows, clock::now());
+                self.note(|backlog| backlog.loaded(rows, clock::now().at));
                 Ok(())
             }
-            BacklogStep::Probe { room, join } => {
-                let probe = sender.client.has_event(&self.name, &join).await;
-                debug!(destination = %self.name, %room, ?probe, "asked the joiner for its join");
-                let knows = !matches!(probe, EventProbe::NotFound);
-                sender
-                    .ledger
-                    .lock()
-                    .backlog_probed(&self.name, &room, knows, clock::now());
+            BacklogStep::Probe { room, event } => {
+                let probe = tokio::select! {
+                    probe = sender.client.has_event(&self.name, &event) => probe,
+                    () = sender.shutdown.drain.cancelled() => return Ok(()),
+                };
+                debug!(destination = %self.name, %room, %event, ?probe, "asked whether it has the event");
+                let has = !matches!(probe, EventProbe::NotFound);
+                self.note(|backlog| backlog.probed(&room, has, clock::now().at));
                 Ok(())
             }
             BacklogStep::Push {
                 room,
                 position,
+                limit,
                 unlisted,
-            } => self.push(&room, position, unlisted).await,
+            } => self.push(&room, position, limit, unlisted).await,
             BacklogStep::Wait(_) | BacklogStep::Nothing => Ok(()),
         }
     }
 
-    async fn push(&self, room: &RoomId, position: StickyPosition, unlisted: u32) -> Result<(), StoreError> {
+    fn note<R: Default>(&self, change: impl FnOnce(&mut Backlog) -> R) -> R {
+        self.sender.ledger.lock().backlog(&self.name, change)
+    }
+
+    async fn push(
+        &self,
+        room: &RoomId,
+        position: StickyPosition,
+        limit: usize,
+        unlisted: u32,
+    ) -> Result<(), StoreError> {
         let store = &self.sender.store;
-        let limit = i64::try_from(PDU_LIMIT).unwrap_or(i64::MAX);
-        let page = store
-            .backlog_items(&self.name, room, position, clock::now().wall, limit)
-            .await?;
-        if !page.joined {
+        // One more than is sent, to know whether that is all.
+        let count = i64::try_from(limit + 1).unwrap_or(i64::MAX);
+        let found = timely(store.backlog_items(&self.name, room, position, clock::now().wall, count)).await?;
+        if !found.joined {
             info!(destination = %self.name, %room, "no longer in the room; its sticky backlog is dropped");
-            store.drop_backlog(&self.name, room, position).await?;
+            timely(store.drop_backlog(&self.name, room, position)).await?;
             self.finished(room);
             return Ok(());
         }
-        let Some(last) = page.items.last().map(|item| item.position) else {
-            // The row goes with the next look at the table, unless something was added meanwhile.
+        let Some(page) = self.page(found.items, limit).await? else {
             self.finished(room);
-            self.sender
-                .ledger
-                .lock()
-                .backlog_recorded(&self.name, None, clock::now());
             return Ok(());
         };
-        let sendable: Vec<_> = page.items.into_iter().filter(|item| item.sendable).collect();
-        let ids: Vec<_> = sendable.iter().map(|item| item.event_id.clone()).collect();
-        let events = store.events_by_id(&ids).await?;
-        let mut pdus: Vec<(StickyPosition, Pdu)> = vec![];
-        for item in &sendable {
-            let event = events
-                .iter()
-                .find(|event| event.event_id == item.event_id && !event.redacted);
-            pdus.extend(event.and_then(encode).map(|(_, pdu)| (item.position, pdu)));
+        if page.pdus.is_empty() {
+            return self.moved(room, position, &page, &Reached::End).await;
         }
-        let within = self.fit(&mut pdus);
-        let end = if within {
-            StickyPosition(last.0 + 1)
-        } else {
-            StickyPosition(pdus[pdus.len() - 1].0.0 + 1)
-        };
-        if pdus.is_empty() {
-            return self.moved(room, position, end, 0).await;
-        }
-        let bytes: Vec<_> = pdus.iter().map(|(_, pdu)| pdu.bytes.clone()).collect();
+        let bytes: Vec<_> = page.pdus.iter().map(|(_, pdu)| pdu.bytes.clone()).collect();
         let body = Body::build(&self.sender.origin, clock::now().wall, &bytes);
         match self.sender.attempt(&self.name, &body, &self.nudge).await {
             Attempt::Accepted(accepted) => {
                 self.count_errors(&accepted);
-                let (to, left_out) = self.settle(&pdus, &accepted, end, unlisted);
-                let sent = pdus.iter().filter(|(at, _)| *at < to).count();
-                self.sender.metrics.sticky_backlog_sent.inc_by(sent as u64);
-                self.moved(room, position, to, left_out).await
+                let reached = settle(&page.pdus, &accepted, unlisted);
+                self.count(&page.pdus, &accepted, &reached);
+                self.moved(room, position, &page, &reached).await
             }
-            Attempt::Refused => self.push_singly(room, position, &pdus).await,
+            Attempt::Refused if page.pdus.len() > 1 => {
+                let fewer = page.pdus.len() / 2;
+                self.note(|backlog| backlog.fewer(room, position, fewer, clock::now().at));
+                Ok(())
+            }
+            Attempt::Refused => {
+                if self.refuses_only_that().await {
+                    self.sender.metrics.sticky_backlog_abandoned.inc();
+                    return self.moved(room, position, &page, &Reached::End).await;
+                }
+                Ok(())
+            }
             attempt => {
                 self.not_accepted(&attempt).await;
                 Ok(())
@@ -113,115 +125,146 @@ impl Worker {
         }
     }
 
-    async fn not_accepted(&self, attempt: &Attempt) {
-        match attempt {
-            Attempt::Failed | Attempt::Refused => self.sender.back_off(&self.name).await,
-            Attempt::Unreadable => self.rest(PAUSE),
-            Attempt::Accepted(_) | Attempt::Interrupted => {}
-        }
-    }
-
-    /// A page was refused, perhaps for one of its PDUs: each goes alone, and one that is refused is given up once
-    /// another of them is accepted. If none is, it is the destination that fails.
-    async fn push_singly(
-        &self,
-        room: &RoomId,
-        position: StickyPosition,
-        pdus: &[(StickyPosition, Pdu)],
-    ) -> Result<(), StoreError> {
-        let mut reached = position;
-        let mut refused = 0;
-        for (at, pdu) in pdus {
-            let body = Body::build(&self.sender.origin, clock::now().wall, std::slice::from_ref(&pdu.bytes));
-            match self.sender.attempt(&self.name, &body, &self.nudge).await {
-                Attempt::Accepted(_) => {
-                    self.sender.metrics.sticky_backlog_sent.inc();
-                    self.sender.metrics.sticky_backlog_abandoned.inc_by(refused);
-                    refused = 0;
-                    let next = StickyPosition(at.0 + 1);
-                    self.moved(room, reached, next, 0).await?;
-                    reached = next;
-                }
-                Attempt::Refused if refused == 0 => refused = 1,
-                attempt => {
-                    self.not_accepted(&attempt).await;
-                    return Ok(());
-                }
-            }
-        }
-        if refused > 0 {
-            if reached == position {
-                self.sender.back_off(&self.name).await;
-                return Ok(());
-            }
-            self.sender.metrics.sticky_backlog_abandoned.inc();
-            let last = pdus.last().map_or(reached, |(at, _)| StickyPosition(at.0 + 1));
-            self.moved(room, reached, last, 0).await?;
-        }
-        Ok(())
-    }
-
-    /// Cuts the page to what one transaction may hold. Returns whether nothing was cut.
-    fn fit(&self, pdus: &mut Vec<(StickyPosition, Pdu)>) -> bool {
+    /// What of `items` goes out: at most `limit`, and as much as a body may hold. `None` if there are none.
+    async fn page(&self, mut items: Vec<BacklogItem>, limit: usize) -> Result<Option<Page>, StoreError> {
+        let mut more = items.len() > limit;
+        items.truncate(limit);
+        let Some(last) = items.last().map(|item| item.position) else {
+            return Ok(None);
+        };
+        let ids: Vec<EventId> = items
+            .iter()
+            .filter(|item| item.sendable)
+            .map(|item| item.event_id.clone())
+            .collect();
+        let events = timely(self.sender.store.events_by_id(&ids)).await?;
+        let mut page = Page {
+            pdus: vec![],
+            end: StickyPosition(last.0 + 1),
+            more,
+        };
         let mut bytes = 0;
-        let fits = pdus.iter().take_while(|(_, pdu)| {
+        for item in items.iter().filter(|item| item.sendable) {
+            let event = events
+                .iter()
+                .find(|event| event.event_id == item.event_id && !event.redacted);
+            let Some((_, pdu)) = event.and_then(encode) else {
+                continue;
+            };
             bytes += pdu.bytes.len() + 1;
-            bytes <= self.sender.limits.bytes
-        });
-        let fits = fits.count().max(1);
-        let all = fits >= pdus.len();
-        pdus.truncate(fits);
-        all
+            if bytes > self.sender.limits.bytes && !page.pdus.is_empty() {
+                page.end = item.position;
+                more = true;
+                break;
+            }
+            page.pdus.push((item.position, pdu));
+        }
+        page.more = more;
+        Ok(Some(page))
     }
 
-    /// How far the answer takes the position, and how often the PDU there was left out by now.
-    ///
-    /// A joiner that has not finished its join answers 200 and leaves the PDUs out: those were not delivered.
-    fn settle(
-        &self,
-        pdus: &[(StickyPosition, Pdu)],
-        accepted: &Accepted,
-        end: StickyPosition,
-        unlisted: u32,
-    ) -> (StickyPosition, u32) {
-        for (index, (at, pdu)) in pdus.iter().enumerate() {
+    fn count(&self, pdus: &[(StickyPosition, Pdu)], accepted: &Accepted, reached: &Reached) {
+        let end = match reached {
+            Reached::End => StickyPosition(i64::MAX),
+            Reached::LeftOut(at, _) => *at,
+        };
+        let metrics = &self.sender.metrics;
+        for (_, pdu) in pdus.iter().filter(|(at, _)| *at < end) {
             if accepted.lists(&pdu.event_id) {
-                continue;
+                metrics.sticky_backlog_sent.inc();
+            } else {
+                warn!(destination = %self.name, event_id = %pdu.event_id, "left out of every answer; given up");
+                metrics.sticky_backlog_abandoned.inc();
             }
-            let times = if index == 0 { unlisted + 1 } else { 1 };
-            if times <= UNLISTED_LIMIT {
-                return (*at, times);
-            }
-            warn!(destination = %self.name, event_id = %pdu.event_id, "left out of {times} answers; given up");
-            self.sender.metrics.sticky_backlog_abandoned.inc();
         }
-        (end, 0)
     }
 
     async fn moved(
         &self,
         room: &RoomId,
         from: StickyPosition,
-        to: StickyPosition,
-        left_out: u32,
+        page: &Page,
+        reached: &Reached,
     ) -> Result<(), StoreError> {
-        let moved = from == to || self.sender.store.advance_backlog(&self.name, room, from, to).await?;
-        let mut ledger = self.sender.ledger.lock();
-        if moved {
-            ledger.backlog_moved(&self.name, room, to, left_out, clock::now());
-        } else {
+        let to = match reached {
+            Reached::End => page.end,
+            Reached::LeftOut(at, _) => *at,
+        };
+        let moved = from == to || timely(self.sender.store.advance_backlog(&self.name, room, from, to)).await?;
+        let now = clock::now().at;
+        if !moved {
             // Something recorded a lower position meanwhile: what was just sent may have to go again, behind that.
-            ledger.backlog_recorded(&self.name, None, clock::now());
+            self.note(Backlog::look_again);
+            return Ok(());
+        }
+        match reached {
+            Reached::LeftOut(at, times) => self.note(|backlog| backlog.left_out(room, *at, *times, now)),
+            Reached::End if page.more => {
+                let sent = page.pdus.last().map(|(_, pdu)| pdu.event_id.clone());
+                self.note(|backlog| backlog.advanced(room, to, sent, now));
+            }
+            Reached::End => self.finished(room),
         }
         Ok(())
     }
 
+    /// Nothing is left of the room. The row goes with the next look at the table, unless something was added meanwhile.
     fn finished(&self, room: &RoomId) {
-        if let Some(since) = self.sender.ledger.lock().backlog_finished(&self.name, room) {
+        let since = self.note(|backlog| {
+            backlog.look_again();
+            backlog.finished(room)
+        });
+        if let Some(since) = since {
             self.sender
                 .metrics
                 .join_to_last_sticky
                 .observe(since.elapsed().as_secs_f64());
         }
+    }
+}
+
+/// How far the answer takes the position.
+///
+/// A joiner that has not finished its join answers 200 and leaves the PDUs out: those were not delivered. PDUs that were
+/// left out of the same answers are given up together.
+fn settle(pdus: &[(StickyPosition, Pdu)], accepted: &Accepted, unlisted: u32) -> Reached {
+    let Some(first) = pdus.iter().position(|(_, pdu)| !accepted.lists(&pdu.event_id)) else {
+        return Reached::End;
+    };
+    let times = if first == 0 { unlisted + 1 } else { 1 };
+    if times > UNLISTED_LIMIT {
+        return Reached::End;
+    }
+    Reached::LeftOut(pdus[first].0, times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pdus(ids: &[&str]) -> Vec<(StickyPosition, Pdu)> {
+        let pdu = |id: &&str| Pdu {
+            event_id: (*id).into(),
+            room_id: "!a".into(),
+            origin_server_ts: 0,
+            bytes: Default::default(),
+        };
+        (10..).map(StickyPosition).zip(ids.iter().map(pdu)).collect()
+    }
+
+    fn answer(ids: &[&str]) -> Accepted {
+        let results = ids.iter().map(|id| (EventId::from(*id), None)).collect();
+        Accepted { results: Some(results) }
+    }
+
+    #[test]
+    fn what_an_answer_leaves_out_is_not_delivered() {
+        let page = pdus(&["$a", "$b", "$c"]);
+        assert_eq!(settle(&page, &answer(&["$a", "$b", "$c"]), 0), Reached::End);
+        let second = Reached::LeftOut(StickyPosition(11), 1);
+        assert_eq!(settle(&page, &answer(&["$a", "$c"]), 3), second);
+        let first = Reached::LeftOut(StickyPosition(10), 4);
+        assert_eq!(settle(&page, &answer(&["$c"]), 3), first);
+        assert_eq!(settle(&page, &Accepted::default(), UNLISTED_LIMIT), Reached::End);
     }
 }
