@@ -57,6 +57,10 @@ impl StickyRoom {
         })
     }
 
+    fn number(&self, event_id: &str) -> Option<usize> {
+        self.living.iter().position(|living| living == event_id)
+    }
+
     /// Checks what a joiner was sent: all the living and none of the dead, in order, before anything else of the room,
     /// and in transactions as they should be.
     fn check(&self, record: &Record) -> Result<()> {
@@ -67,8 +71,7 @@ impl StickyRoom {
             );
         }
         let accepted = record.accepted(&self.id);
-        let number = |id: &String| self.living.iter().position(|living| living == id);
-        let order: Vec<_> = accepted.iter().map(number).collect();
+        let order: Vec<_> = accepted.iter().map(|id| self.number(id)).collect();
         let right: Vec<_> = (0..self.living.len()).map(Some).collect();
         ensure!(
             order.starts_with(&right),
@@ -107,10 +110,16 @@ impl StickyRoom {
     async fn real_server_joins(&self, rig: &Rig) -> Result<()> {
         rig.bob.join(&self.id, &rig.hs1.name).await?;
         let joined = Instant::now();
-        rig.hs2
+        let held = rig
+            .hs2
             .store
             .wait_for(&self.living, As::Sticky, Duration::from_mins(1))
-            .await?;
+            .await;
+        if let Err(error) = held {
+            let lacks = rig.hs2.store.lacks(&self.living, As::Sticky).await?;
+            let numbers: Vec<_> = lacks.iter().map(|id| self.number(id)).collect();
+            return Err(error.context(format!("the real joiner lacks {numbers:?}")));
+        }
         eprintln!("  the real joiner held all after {:?}", joined.elapsed());
         rig.gate.record().wait_for(&self.living, Duration::from_secs(5)).await?;
         took(rig.gate.record(), &self.living, joined)?;
