@@ -78,7 +78,7 @@ pub async fn a_server_that_was_away_gets_all_sticky_events_and_the_newest_of_eac
     burdock.stop().await
 }
 
-/// Away for less than that: then it is sent everything.
+/// Away for less than the wait between two tries of one attempt (0.8 s at least): then it is sent everything.
 pub async fn a_server_that_was_away_for_a_moment_gets_every_event(rig: &Rig) -> Result<()> {
     let burdock = rig.burdock().await?;
     let room = rig.shared_room(RoomOptions::default()).await?;
@@ -86,9 +86,10 @@ pub async fn a_server_that_was_away_for_a_moment_gets_every_event(rig: &Rig) -> 
     let before = rig.alice.send_many(&room, 3, "before").await?;
     fake.record.wait_for(&before, Duration::from_secs(10)).await?;
     fake.set_mode(Mode::Down);
-    let meanwhile = rig.alice.send_many(&room, 10, "meanwhile").await?;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mut meanwhile = vec![rig.alice.send(&room, "meanwhile").await?];
+    tokio::time::sleep(Duration::from_millis(300)).await;
     fake.set_mode(Mode::Accept);
+    meanwhile.extend(rig.alice.send_many(&room, 10, "after").await?);
     fake.record.wait_for(&meanwhile, Duration::from_secs(15)).await?;
     let mut all = before;
     all.extend(meanwhile);

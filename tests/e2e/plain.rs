@@ -126,12 +126,12 @@ pub async fn servers_that_misbehave_hold_up_no_other(rig: &Rig) -> Result<()> {
         .await?;
     // An error for a PDU is an answer like another: it is not sent again, and what follows is sent.
     fakes[5].record.wait_for(&events, Duration::from_secs(5)).await?;
-    // And once they behave, they get what they missed.
+    // And once they behave, they get the room's newest, with no new traffic.
     for fake in &fakes {
         fake.set_mode(Mode::Accept);
     }
     for fake in &fakes {
-        fake.record.wait_for(&events, Duration::from_secs(30)).await?;
+        fake.record.wait_for(&events[19..], Duration::from_secs(30)).await?;
         fake.record.check()?;
     }
     ensure!(

@@ -57,6 +57,10 @@ impl StickyRoom {
         })
     }
 
+    fn number(&self, event_id: &str) -> Option<usize> {
+        self.living.iter().position(|living| living == event_id)
+    }
+
     /// Checks what a joiner was sent: all the living and none of the dead, in order, before anything else of the room,
     /// and in transactions as they should be.
     fn check(&self, record: &Record) -> Result<()> {
@@ -67,14 +71,11 @@ impl StickyRoom {
             );
         }
         let accepted = record.accepted(&self.id);
-        let backlog: Vec<_> = accepted.iter().filter(|id| self.living.contains(id)).cloned().collect();
+        let order: Vec<_> = accepted.iter().map(|id| self.number(id)).collect();
+        let right: Vec<_> = (0..self.living.len()).map(Some).collect();
         ensure!(
-            backlog == self.living,
-            "the sticky events came out of order or more than once"
-        );
-        ensure!(
-            accepted.starts_with(&self.living),
-            "an event of the room overtook its sticky events"
+            order.starts_with(&right),
+            "the sticky events came out of order, more than once, or after another event of the room: {order:?}",
         );
         for transaction in record.transactions_of(&self.id) {
             if transaction.pdus.iter().any(|pdu| self.living.contains(&pdu.event_id)) {
@@ -109,10 +110,16 @@ impl StickyRoom {
     async fn real_server_joins(&self, rig: &Rig) -> Result<()> {
         rig.bob.join(&self.id, &rig.hs1.name).await?;
         let joined = Instant::now();
-        rig.hs2
+        let held = rig
+            .hs2
             .store
             .wait_for(&self.living, As::Sticky, Duration::from_mins(1))
-            .await?;
+            .await;
+        if let Err(error) = held {
+            let lacks = rig.hs2.store.lacks(&self.living, As::Sticky).await?;
+            let numbers: Vec<_> = lacks.iter().map(|id| self.number(id)).collect();
+            return Err(error.context(format!("the real joiner lacks {numbers:?}")));
+        }
         eprintln!("  the real joiner held all after {:?}", joined.elapsed());
         rig.gate.record().wait_for(&self.living, Duration::from_secs(5)).await?;
         took(rig.gate.record(), &self.living, joined)?;
@@ -162,12 +169,7 @@ pub async fn so_they_do_under_joined_visibility_and_with_live_traffic(rig: &Rig)
     room.fake_joins(rig).await?;
     room.real_server_joins(rig).await?;
     traffic.stop().await?;
-    let all = rig.hs1.store.messages(&room.id).await?;
-    let newest = all.last().context("no messages")?.clone();
-    rig.hs2
-        .store
-        .wait_for(&[newest], As::Event, Duration::from_secs(30))
-        .await?;
+    rig.newest_message_arrives(&room.id, Duration::from_secs(30)).await?;
     burdock.stop().await
 }
 

@@ -249,6 +249,7 @@ impl Record {
 
     /// Waits until all of these events were accepted.
     pub async fn wait_for(&self, event_ids: &[String], within: Duration) -> Result<()> {
+        ensure!(!event_ids.is_empty(), "nothing to wait for");
         let deadline = Instant::now() + within;
         while self.all_accepted_at(event_ids).is_none() {
             if Instant::now() > deadline {

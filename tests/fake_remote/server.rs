@@ -55,7 +55,7 @@ pub struct FakeServer {
 
 pub(super) struct State {
     mode: Mode,
-    /// Events it can be asked for.
+    /// Events it can be asked for: its own joins, and what it accepted.
     pub events: HashMap<String, Value>,
     /// Rooms whose join it has not finished: as Synapse does, it skips their PDUs and lists nothing for them.
     pub joining: HashSet<String>,
@@ -192,13 +192,21 @@ impl FakeServer {
                 ));
             }
         }
-        let joining = self.state.lock().joining.clone();
-        let pdus = open.pdus();
-        let listed: HashSet<String> = pdus
-            .into_iter()
-            .filter(|pdu| !matches!(mode, Mode::Unlisted { .. }) && !joining.contains(&pdu.room_id))
-            .map(|pdu| pdu.event_id)
-            .collect();
+        let body: Value = serde_json::from_slice(request.body()).unwrap_or_default();
+        let events = body["pdus"].as_array().into_iter().flatten();
+        let mut listed = HashSet::new();
+        {
+            let mut state = self.state.lock();
+            for (pdu, event) in open.pdus().into_iter().zip(events) {
+                if matches!(mode, Mode::Unlisted { .. }) || state.joining.contains(&pdu.room_id) {
+                    continue;
+                }
+                if mode != Mode::PduErrors {
+                    state.events.insert(pdu.event_id.clone(), event.clone());
+                }
+                listed.insert(pdu.event_id);
+            }
+        }
         let result = if mode == Mode::PduErrors {
             json!({ "error": "refused on purpose" })
         } else {

@@ -166,18 +166,36 @@ impl Rig {
 
     /// Waits until the real server and these fake ones have every message of the room. What they were sent was right.
     pub async fn all_messages_arrive(&self, room_id: &str, fakes: &[Arc<FakeServer>], within: Duration) -> Result<()> {
+        let deadline = Instant::now() + within;
+        self.all_messages_arrive_at(room_id, fakes, within).await?;
+        let messages = self.hs1.store.messages(room_id).await?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.hs2.store.wait_for(&messages, As::Event, left).await?;
+        self.gate.record().check()
+    }
+
+    /// The same of fake servers alone.
+    pub async fn all_messages_arrive_at(
+        &self,
+        room_id: &str,
+        fakes: &[Arc<FakeServer>],
+        within: Duration,
+    ) -> Result<()> {
         let messages = self.hs1.store.messages(room_id).await?;
         let deadline = Instant::now() + within;
         for fake in fakes {
-            fake.record
-                .wait_for(&messages, deadline.saturating_duration_since(Instant::now()))
-                .await?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            fake.record.wait_for(&messages, left).await?;
             fake.record.check()?;
         }
-        self.hs2
-            .store
-            .wait_for(&messages, As::Event, deadline.saturating_duration_since(Instant::now()))
-            .await?;
+        Ok(())
+    }
+
+    /// Waits until the real server holds the room's newest message.
+    pub async fn newest_message_arrives(&self, room_id: &str, within: Duration) -> Result<()> {
+        let messages = self.hs1.store.messages(room_id).await?;
+        let newest = &messages[messages.len() - 1..];
+        self.hs2.store.wait_for(newest, As::Event, within).await?;
         self.gate.record().check()
     }
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 use sqlx::{
     PgPool,
@@ -84,13 +84,15 @@ impl Store {
         }
     }
 
-    /// The room's messages that it holds, by when they came.
+    /// The room's messages that it holds, by when they came. Fails if there is none.
     pub async fn messages(&self, room_id: &str) -> Result<Vec<String>> {
         let ids = sqlx::query_scalar(
             "SELECT event_id FROM events WHERE room_id = $1 AND type = 'm.room.message' AND NOT outlier
              ORDER BY stream_ordering",
         );
-        Ok(ids.bind(room_id).fetch_all(&self.pool).await?)
+        let ids: Vec<String> = ids.bind(room_id).fetch_all(&self.pool).await?;
+        ensure!(!ids.is_empty(), "{} holds no message of {room_id}", self.database);
+        Ok(ids)
     }
 
     /// An event's content.
