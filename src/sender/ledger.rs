@@ -225,7 +225,6 @@ impl Ledger {
         let Some(known) = self.destinations.get_mut(name) else {
             return Step::Idle;
         };
-        let was_live = known.destination.is_live();
         let step = known
             .destination
             .next(self.limits, self.head, undecided, now, &mut self.outstanding);
@@ -234,7 +233,8 @@ impl Ledger {
             Step::Wait(_) | Step::BackOff(_) => Activity::Waiting,
             _ => Activity::Working,
         };
-        if was_live != known.destination.is_live() {
+        // Its back-off may have made rows of what was in memory, also while it was catching up.
+        if known.destination.has_unwritten_rows() && !self.unwritten.contains(name) {
             self.unwritten.insert(name.clone());
         }
         step
@@ -373,8 +373,10 @@ impl Ledger {
         for (name, known) in &mut self.destinations {
             let was_live = known.destination.is_live();
             known.destination.enforce_age(self.limits, now, &mut self.outstanding);
-            if was_live != known.destination.is_live() {
+            if known.destination.has_unwritten_rows() && !self.unwritten.contains(name) {
                 self.unwritten.insert(name.clone());
+            }
+            if was_live != known.destination.is_live() {
                 wakes.extend(known.wake(name));
             }
         }
@@ -463,3 +465,6 @@ impl Known {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
