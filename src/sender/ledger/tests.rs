@@ -42,9 +42,11 @@ fn catching_up(name: &ServerName, now: Now) -> Ledger {
     };
     ledger.enter(&[entry], [], StreamOrdering(2), now);
     assert_eq!(ledger.cursor(), StreamOrdering(1));
-    if let Some(checkpoint) = ledger.checkpoint() {
-        ledger.wrote(&checkpoint);
-    }
+    // One that other destinations gave reason for.
+    ledger.wrote(&Checkpoint {
+        cursor: StreamOrdering(1),
+        ..Checkpoint::default()
+    });
     ledger
 }
 
