@@ -298,6 +298,15 @@ impl Ledger {
         known.wake(name)
     }
 
+    /// A destination's back-off as just read. Nothing if ours is no longer what it was before the reading: then an
+    /// attempt of our own has ended meanwhile, and what was read is older.
+    pub fn read_retry(&mut self, name: &ServerName, before: RetryTimings, read: RetryTimings) -> Option<Wake> {
+        if self.retry(name) != before {
+            return None;
+        }
+        self.set_retry(name, read)
+    }
+
     /// The destinations in back-off.
     #[must_use]
     pub fn backing_off(&self, now: Now) -> Vec<ServerName> {

@@ -89,3 +89,21 @@ fn a_catch_up_that_takes_too_long_makes_rows_of_what_came_during_it() {
     let _ = ledger.enforce_age(now);
     assert_owed(&ledger, &name);
 }
+
+#[test]
+fn a_back_off_that_was_read_before_our_own_attempt_ended_is_not_believed() {
+    let (name, now) = (ServerName::from("s"), start());
+    let mut ledger = catching_up(&name, now);
+    let backing_off = RetryTimings {
+        last_tried: now.wall,
+        interval: 604_800_000,
+        failing_since: Some(now.wall),
+    };
+    ledger.set_retry(&name, backing_off);
+    let before = ledger.retry(&name);
+    ledger.set_retry(&name, RetryTimings::default()); // it answered us
+    ledger.read_retry(&name, before, backing_off);
+    assert_eq!(ledger.retry(&name), RetryTimings::default());
+    ledger.read_retry(&name, RetryTimings::default(), backing_off);
+    assert_eq!(ledger.retry(&name), backing_off);
+}
