@@ -58,15 +58,18 @@ impl Sender {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         tokio::pin!(workers_done);
+        let mut failed = false;
         loop {
             let ending = tokio::select! {
                 _ = ticks.tick() => false,
-                () = self.checkpoints.requested.notified() => false,
+                // While the database refuses them, those who wait for one must not ask without a pause.
+                () = self.checkpoints.requested.notified(), if !failed => false,
                 () = &mut workers_done => true,
             };
             let wakes = self.ledger.lock().enforce_age(clock::now());
             self.wake(wakes);
             let outcome = self.write_checkpoint().await;
+            failed = outcome.is_err();
             self.checkpoints.ended.send_modify(|ended| *ended += 1);
             match outcome {
                 Err(error @ StoreError::TakenOver) => {
