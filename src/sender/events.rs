@@ -64,7 +64,7 @@ impl EventLoop {
         }
     }
 
-    /// Runs until the process drains.
+    /// Runs until nobody says any more what is persisted. It can be dropped anywhere.
     pub(super) async fn run(mut self) {
         let sender = Arc::clone(&self.sender);
         loop {
@@ -79,14 +79,13 @@ impl EventLoop {
                     Duration::from_secs(1)
                 }
             };
-            if pause.is_zero() && !sender.shutdown.drain.is_cancelled() {
+            if pause.is_zero() {
                 continue;
             }
             tokio::select! {
                 changed = self.up_to.changed() => if changed.is_err() { return },
                 () = sender.look_at_deltas.notified() => {}
                 () = sleep(pause) => {}
-                () = sender.shutdown.drain.cancelled() => return,
             }
         }
     }

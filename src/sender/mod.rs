@@ -115,6 +115,9 @@ pub enum SenderError {
     /// A Python sender under our name.
     #[error(transparent)]
     Twin(#[from] TwinAlive),
+    /// Nobody says any more what is persisted.
+    #[error("the task that follows replication has ended")]
+    ReplicationEnded,
 }
 
 /// Sends until the process is to stop; then finishes what is in flight and writes a last checkpoint.
@@ -167,7 +170,14 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         look_at_deltas: Notify::new(),
         scan_now: Notify::new(),
     });
+    let drain = sender.shutdown.drain.clone();
     let events = EventLoop::new(Arc::clone(&sender), events_up_to, deltas).run();
+    // Wherever these are, they end when the process drains: a slow statement must not hold up the last checkpoint.
+    let events = async {
+        let ended = drain.run_until_cancelled(events).await;
+        ended.map_or(Ok(()), |()| Err(SenderError::ReplicationEnded))
+    };
+    let scan = drain.run_until_cancelled(Arc::clone(&sender).scan());
     let workers_done = {
         let sender = Arc::clone(&sender);
         async move {
@@ -180,20 +190,18 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
             }
         }
     };
-    let drain = sender.shutdown.drain.clone();
     let listen = Arc::clone(&sender).listen(heard);
     let checkpoints = Arc::clone(&sender).keep_checkpoints(workers_done);
-    let scan = Arc::clone(&sender).scan();
     // Whoever fails has the others drain, and the last checkpoint is still written.
-    let ((), (), listened, kept) = tokio::join!(
-        events,
+    let (followed, _, listened, kept) = tokio::join!(
+        async { events.await.inspect_err(|_| drain.cancel()) },
         scan,
         async { listen.await.inspect_err(|_| drain.cancel()) },
         async { checkpoints.await.inspect_err(|_| drain.cancel()) },
     );
     kept?;
     listened?;
-    Ok(())
+    followed
 }
 
 /// Makes the positions that another sender left our own.

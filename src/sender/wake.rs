@@ -148,7 +148,6 @@ impl Sender {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = self.scan_now.notified() => {}
-                () = self.shutdown.drain.cancelled() => return,
             }
             let began = Instant::now();
             match self.scan_once().await {
