@@ -7,7 +7,7 @@ use crate::{
     core::{
         clock,
         event::Pdu,
-        id::{RoomId, StickyPosition},
+        id::{EventId, RoomId, StickyPosition},
         store::StoreError,
     },
     federation::{
@@ -100,12 +100,13 @@ impl Worker {
         match self.sender.attempt(&self.name, &body, &self.nudge).await {
             Attempt::Accepted(accepted) => {
                 self.count_errors(&accepted);
-                let (to, left_out) = self.settle(&pdus, &accepted, end, unlisted);
-                let sent = pdus.iter().filter(|(at, _)| *at < to).count();
+                let settled = settle(&pdus, &accepted, position, end, unlisted);
+                let sent = pdus.iter().filter(|(at, _)| *at < settled.to).count();
                 self.sender.metrics.sticky_backlog_sent.inc_by(sent as u64);
-                self.moved(room, position, to, left_out).await
+                self.give_up(&settled.given_up);
+                self.moved(room, position, settled.to, settled.left_out).await
             }
-            Attempt::Refused => self.push_singly(room, position, &pdus).await,
+            Attempt::Refused => self.push_singly(room, position, &pdus, unlisted).await,
             attempt => {
                 self.not_accepted(&attempt).await;
                 Ok(())
@@ -128,18 +129,25 @@ impl Worker {
         room: &RoomId,
         position: StickyPosition,
         pdus: &[(StickyPosition, Pdu)],
+        unlisted: u32,
     ) -> Result<(), StoreError> {
         let mut reached = position;
         let mut refused = 0;
-        for (at, pdu) in pdus {
+        for alone in pdus {
+            let (at, pdu) = alone;
             let body = Body::build(&self.sender.origin, clock::now().wall, std::slice::from_ref(&pdu.bytes));
             match self.sender.attempt(&self.name, &body, &self.nudge).await {
-                Attempt::Accepted(_) => {
-                    self.sender.metrics.sticky_backlog_sent.inc();
+                Attempt::Accepted(accepted) => {
                     self.sender.metrics.sticky_backlog_abandoned.inc_by(refused);
                     refused = 0;
                     let next = StickyPosition(at.0 + 1);
-                    self.moved(room, reached, next, 0).await?;
+                    let settled = settle(std::slice::from_ref(alone), &accepted, position, next, unlisted);
+                    self.give_up(&settled.given_up);
+                    self.moved(room, reached, settled.to, settled.left_out).await?;
+                    if settled.left_out > 0 {
+                        return Ok(());
+                    }
+                    self.sender.metrics.sticky_backlog_sent.inc();
                     reached = next;
                 }
                 Attempt::Refused if refused == 0 => refused = 1,
@@ -174,28 +182,14 @@ impl Worker {
         all
     }
 
-    /// How far the answer takes the position, and how often the PDU there was left out by now.
-    ///
-    /// A joiner that has not finished its join answers 200 and leaves the PDUs out: those were not delivered.
-    fn settle(
-        &self,
-        pdus: &[(StickyPosition, Pdu)],
-        accepted: &Accepted,
-        end: StickyPosition,
-        unlisted: u32,
-    ) -> (StickyPosition, u32) {
-        for (index, (at, pdu)) in pdus.iter().enumerate() {
-            if accepted.lists(&pdu.event_id) {
-                continue;
-            }
-            let times = if index == 0 { unlisted + 1 } else { 1 };
-            if times <= UNLISTED_LIMIT {
-                return (*at, times);
-            }
-            warn!(destination = %self.name, event_id = %pdu.event_id, "left out of {times} answers; given up");
-            self.sender.metrics.sticky_backlog_abandoned.inc();
+    fn give_up(&self, given_up: &[&EventId]) {
+        for event_id in given_up {
+            warn!(destination = %self.name, %event_id, "left out of answers too often; given up");
         }
-        (end, 0)
+        self.sender
+            .metrics
+            .sticky_backlog_abandoned
+            .inc_by(given_up.len() as u64);
     }
 
     async fn moved(
@@ -223,5 +217,92 @@ impl Worker {
                 .join_to_last_sticky
                 .observe(since.elapsed().as_secs_f64());
         }
+    }
+}
+
+/// What an answer means for a room's backlog.
+#[derive(Debug, PartialEq, Eq)]
+struct Settled<'a> {
+    /// How far it takes the position.
+    to: StickyPosition,
+    /// How often the PDU there was left out by now; 0 if none was.
+    left_out: u32,
+    /// Left out too often.
+    given_up: Vec<&'a EventId>,
+}
+
+/// Settles what was sent from `position` on, where the first PDU was left out of `unlisted` answers before.
+///
+/// A joiner that has not finished its join answers 200 and leaves the PDUs out: those were not delivered.
+fn settle<'a>(
+    pdus: &'a [(StickyPosition, Pdu)],
+    accepted: &Accepted,
+    position: StickyPosition,
+    end: StickyPosition,
+    unlisted: u32,
+) -> Settled<'a> {
+    let mut given_up = vec![];
+    for (at, pdu) in pdus.iter().filter(|(_, pdu)| !accepted.lists(&pdu.event_id)) {
+        // Not the one that was left out before, if that has expired or was redacted since.
+        let left_out = if *at == position { unlisted + 1 } else { 1 };
+        if left_out <= UNLISTED_LIMIT {
+            return Settled {
+                to: *at,
+                left_out,
+                given_up,
+            };
+        }
+        given_up.push(&pdu.event_id);
+    }
+    Settled {
+        to: end,
+        left_out: 0,
+        given_up,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pdus(positions: &[i64]) -> Vec<(StickyPosition, Pdu)> {
+        let pdu = |position: &i64| Pdu {
+            event_id: format!("${position}").into(),
+            room_id: "!a".into(),
+            origin_server_ts: 0,
+            bytes: vec![].into(),
+        };
+        positions.iter().map(|at| (StickyPosition(*at), pdu(at))).collect()
+    }
+
+    /// Where the position goes, how often what is there was left out, and how many were given up.
+    fn settled(sent: &[i64], listed: &[i64], position: i64, unlisted: u32) -> (i64, u32, usize) {
+        let results = listed.iter().map(|at| (EventId::from(format!("${at}")), None));
+        let accepted = Accepted {
+            results: Some(results.collect()),
+        };
+        let pdus = pdus(sent);
+        let settled = settle(
+            &pdus,
+            &accepted,
+            StickyPosition(position),
+            StickyPosition(100),
+            unlisted,
+        );
+        (settled.to.0, settled.left_out, settled.given_up.len())
+    }
+
+    #[test]
+    fn the_position_stops_at_what_was_left_out_until_that_is_given_up() {
+        assert_eq!(settled(&[5, 6, 7], &[5, 6, 7], 5, 0), (100, 0, 0));
+        assert_eq!(settled(&[5, 6, 7], &[5, 7], 5, 0), (6, 1, 0));
+        assert_eq!(settled(&[6, 7], &[7], 6, UNLISTED_LIMIT - 1), (6, UNLISTED_LIMIT, 0));
+        assert_eq!(settled(&[6, 7], &[7], 6, UNLISTED_LIMIT), (100, 0, 1));
+        assert_eq!(settled(&[6, 7], &[], 6, UNLISTED_LIMIT), (7, 1, 1));
+    }
+
+    #[test]
+    fn one_is_not_given_up_for_another_that_was_left_out_and_has_expired() {
+        assert_eq!(settled(&[7], &[], 6, UNLISTED_LIMIT), (7, 1, 0));
     }
 }
