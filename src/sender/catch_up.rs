@@ -1,7 +1,7 @@
 //! A destination that fell behind: for each room it is owed, in stream order, the room's newest events; sticky events
 //! that are passed over go into the backlog.
 
-use std::time::Duration;
+use std::{collections::VecDeque, time::Duration};
 
 use tracing::{debug, warn};
 
@@ -26,6 +26,29 @@ const EXTREMITIES: i64 = 10;
 /// How long to wait for an event whose hosts are still unknown.
 const UNDECIDED_PAUSE: Duration = Duration::from_millis(500);
 
+/// Rows owed to a destination, as read: catch-up takes them one by one, in turn with the backlog.
+#[derive(Debug, Default)]
+pub(super) struct Page(VecDeque<OwedRoom>);
+
+impl Page {
+    /// The first row above `after`; `None` if more must be read.
+    pub(super) fn get(&mut self, after: StreamOrdering) -> Option<&OwedRoom> {
+        self.0.retain(|row| row.stream_ordering > after);
+        self.0.front()
+    }
+
+    /// Keeps those up to `up_to`. Beyond it rows may still be added between these, by an event whose hosts are found late
+    /// or, after a crash, by one that is read again; whoever went from row to row would pass them.
+    pub(super) fn fill(&mut self, rows: impl IntoIterator<Item = OwedRoom>, up_to: StreamOrdering) {
+        self.0 = rows.into_iter().filter(|row| row.stream_ordering <= up_to).collect();
+    }
+
+    /// Forgets what was read.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
 impl Worker {
     /// Sends what stands for the next room owed, and moves on.
     pub(super) async fn catch_up(
@@ -35,13 +58,11 @@ impl Worker {
         rest_in_memory: bool,
     ) -> Result<(), StoreError> {
         let sender = self.sender.clone();
-        self.page.retain(|row| row.stream_ordering > after);
-        if self.page.is_empty() {
+        if self.page.get(after).is_none() {
             let rows = timely(sender.store.owed_rooms(&self.name, after, PAGE)).await?;
-            // Beyond, rows may still be added between those that are there.
-            self.page = rows.into_iter().filter(|row| row.stream_ordering <= up_to).collect();
+            self.page.fill(rows, up_to);
         }
-        let Some(row) = self.page.front().cloned() else {
+        let Some(row) = self.page.get(after).cloned() else {
             if !rest_in_memory {
                 self.rest(UNDECIDED_PAUSE);
             } else if sender.ledger.lock().caught_up(&self.name) {

@@ -66,10 +66,12 @@ impl Sender {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         tokio::pin!(workers_done);
         let mut looked = Instant::now();
+        let mut well = true;
         loop {
             let ending = tokio::select! {
                 _ = ticks.tick() => false,
-                () = self.checkpoints.requested.notified() => false,
+                // While the database refuses them, those who wait for one must not ask without a pause.
+                () = self.checkpoints.requested.notified(), if well => false,
                 () = &mut workers_done => true,
             };
             // After a long halt (the machine slept, the process was stopped) everything looks old, though nobody was
@@ -80,7 +82,7 @@ impl Sender {
             }
             looked = Instant::now();
             let outcome = timely(self.write_checkpoint()).await;
-            let well = outcome.is_ok();
+            well = outcome.is_ok();
             self.checkpoints.ended.send_modify(|ended| *ended = (ended.0 + 1, well));
             match outcome {
                 Err(error @ StoreError::TakenOver) => {

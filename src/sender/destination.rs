@@ -501,6 +501,12 @@ impl Destination {
         )
     }
 
+    /// Whether a checkpoint must write rows.
+    #[must_use]
+    pub fn has_unwritten_rows(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
     /// A checkpoint wrote `last_successful`.
     pub fn wrote_last_successful(&mut self, ordering: StreamOrdering) {
         self.written = Some(ordering);

@@ -71,7 +71,7 @@ impl EventLoop {
         }
     }
 
-    /// Runs until the process drains.
+    /// Runs until replication ends. It can be dropped anywhere.
     ///
     /// # Errors
     ///
@@ -91,16 +91,15 @@ impl EventLoop {
                     Duration::from_secs(1)
                 }
             };
-            if pause.is_zero() && !sender.shutdown.drain.is_cancelled() {
+            if pause.is_zero() {
                 continue;
             }
             tokio::select! {
                 changed = self.up_to.changed() => if changed.is_err() {
-                    return sender.unless_draining(SenderError::ReplicationEnded);
+                    return Err(SenderError::ReplicationEnded);
                 },
                 () = sender.look_at_deltas.notified() => {}
                 () = sleep(pause) => if pause == SLOW_TICK { self.look_for_events().await },
-                () = sender.shutdown.drain.cancelled() => return Ok(()),
             }
         }
     }
@@ -159,7 +158,7 @@ impl EventLoop {
         let sender = Arc::clone(&self.sender);
         let mut entries = vec![];
         let mut sticky = vec![];
-        let mut late = vec![];
+        let mut late: Vec<Undecided> = vec![];
         sender.metrics.events_processed.inc_by(events.len() as u64);
         let newest = events.last().and_then(|event| event.received);
         for event in events {
@@ -173,7 +172,8 @@ impl EventLoop {
                     continue;
                 }
             };
-            let waits = self.undecided.contains_key(&event.room_id);
+            let room = &event.room_id;
+            let waits = self.undecided.contains_key(room) || late.iter().any(|late| late.event.room_id == *room);
             let hosts = if waits {
                 Err(RecipientsError::NotYet)
             } else {
@@ -195,9 +195,7 @@ impl EventLoop {
                     if !waits {
                         warn!(event_id = %event.event_id, %error, "its hosts are not known yet");
                     }
-                    late.push((event.stream_ordering, event.room_id.clone()));
-                    let waiting = self.undecided.entry(event.room_id.clone()).or_default();
-                    waiting.push_back(Undecided {
+                    late.push(Undecided {
                         event,
                         parsed,
                         since: Instant::now(),
@@ -205,30 +203,25 @@ impl EventLoop {
                 }
             }
         }
-        let entered = self.enter_decided(&entries, &sticky, &late, read_up_to).await;
+        let orderings = late.iter().map(|late| late.event.stream_ordering);
+        self.enter_decided(&entries, &sticky, orderings, read_up_to).await?;
+        // Not before: after an error the page is read again, whole, and none of it must be there twice.
+        for late in late {
+            let waiting = self.undecided.entry(late.event.room_id.clone()).or_default();
+            waiting.push_back(late);
+        }
         if let Some(received) = newest {
             sender.metrics.event_last_ts.set(received.0);
             sender.metrics.event_lag.set(clock::now().wall.since(received));
         }
-        if entered.is_err() {
-            // The page will be read again: what it put aside must not be there twice.
-            for (ordering, room) in late.iter().rev() {
-                if let Some(waiting) = self.undecided.get_mut(room) {
-                    waiting.retain(|waiting| waiting.event.stream_ordering != *ordering);
-                    if waiting.is_empty() {
-                        self.undecided.remove(room);
-                    }
-                }
-            }
-        }
-        entered
+        Ok(())
     }
 
     async fn enter_decided(
         &self,
         entries: &[Entry],
         sticky: &[usize],
-        late: &[(StreamOrdering, RoomId)],
+        late: impl Iterator<Item = StreamOrdering>,
         read_up_to: StreamOrdering,
     ) -> Result<(), StoreError> {
         let sender = &self.sender;
@@ -239,7 +232,6 @@ impl EventLoop {
             let sticky: Vec<&Entry> = sticky.iter().map(|index| &entries[*index]).collect();
             sender.record_missed(&sticky).await?;
         }
-        let late = late.iter().map(|(ordering, _)| *ordering);
         let wakes = sender.ledger.lock().enter(entries, late, read_up_to, clock::now());
         for entry in entries.iter().filter(|entry| !entry.destinations.is_empty()) {
             sender.metrics.sent_pdus.inc();

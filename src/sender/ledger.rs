@@ -226,7 +226,6 @@ impl Ledger {
         let Some(known) = self.destinations.get_mut(name) else {
             return Step::Idle;
         };
-        let was_live = known.destination.is_live();
         let step = known
             .destination
             .next(self.limits, self.head, undecided, now, &mut self.outstanding);
@@ -235,7 +234,8 @@ impl Ledger {
             Step::Wait(_) | Step::BackOff(_) => Activity::Waiting,
             _ => Activity::Working,
         };
-        if was_live != known.destination.is_live() {
+        // Its back-off may have made rows of what was in memory, also while it was catching up.
+        if known.destination.has_unwritten_rows() && !self.unwritten.contains(name) {
             self.unwritten.insert(name.clone());
         }
         step
@@ -292,6 +292,15 @@ impl Ledger {
         let known = self.destinations.get_mut(name)?;
         known.destination.set_retry(retry);
         known.wake(name)
+    }
+
+    /// A destination's back-off as just read. Nothing if ours is no longer what it was before the reading: then an
+    /// attempt of our own has ended meanwhile, and what was read is older.
+    pub fn read_retry(&mut self, name: &ServerName, before: RetryTimings, read: RetryTimings) -> Option<Wake> {
+        if self.retry(name) != before {
+            return None;
+        }
+        self.set_retry(name, read)
     }
 
     /// The destinations in back-off.
@@ -352,8 +361,10 @@ impl Ledger {
         for (name, known) in &mut self.destinations {
             let was_live = known.destination.is_live();
             known.destination.enforce_age(self.limits, now, &mut self.outstanding);
-            if was_live != known.destination.is_live() {
+            if known.destination.has_unwritten_rows() && !self.unwritten.contains(name) {
                 self.unwritten.insert(name.clone());
+            }
+            if was_live != known.destination.is_live() {
                 wakes.extend(known.wake(name));
             }
         }
@@ -442,3 +453,6 @@ impl Known {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -189,7 +189,12 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         look_at_deltas: Notify::new(),
         scan_now: Notify::new(),
     });
+    let drain = sender.shutdown.drain.clone();
     let events = EventLoop::new(Arc::clone(&sender), events_up_to, deltas).run();
+    // Wherever these are, they end when the process drains: a slow statement must not hold up the last checkpoint.
+    let events = async { drain.run_until_cancelled(events).await.unwrap_or(Ok(())) };
+    let scan = Arc::clone(&sender).scan();
+    let scan = async { drain.run_until_cancelled(scan).await.unwrap_or(Ok(())) };
     let workers_done = {
         let sender = Arc::clone(&sender);
         async move {
@@ -202,10 +207,8 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
             }
         }
     };
-    let drain = sender.shutdown.drain.clone();
     let listen = Arc::clone(&sender).listen(heard);
     let checkpoints = Arc::clone(&sender).keep_checkpoints(workers_done);
-    let scan = Arc::clone(&sender).scan();
     // Whoever fails has the others drain, and the last checkpoint is still written.
     let (read, scanned, listened, kept) = tokio::join!(
         async { events.await.inspect_err(|_| drain.cancel()) },

@@ -1,5 +1,5 @@
-//! Histories drawn from a seed: events, destinations that fail, lost answers, crashes, checkpoints that come between. After
-//! every step the delivery contract is checked: an event is accepted, or on record as owed.
+//! Histories drawn from a seed: events, destinations that fail or refuse, lost answers, back-offs set by other processes,
+//! clocks that jump, crashes, checkpoints that come between. After every step the delivery contract is checked: an event is accepted, or on record as owed.
 //!
 //! A seed that fails goes into `REGRESSIONS`.
 
@@ -13,6 +13,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 use tokio::time::Instant;
 
 use super::{
+    catch_up::Page,
     destination::{Limits, OwedPdu, Step},
     ledger::{Entry, Ledger},
 };
@@ -20,7 +21,7 @@ use crate::core::{
     clock::{Millis, Now},
     event::Pdu,
     id::{RoomId, ServerName, StreamOrdering},
-    store::{Checkpoint, DestinationRecord, EventCursor, RetryTimings},
+    store::{Checkpoint, DestinationRecord, EventCursor, OwedRoom, RetryTimings},
 };
 
 const REGRESSIONS: &[u64] = &[];
@@ -99,6 +100,7 @@ struct World {
     ledger: Ledger,
     undecided: Vec<usize>,
     in_flight: HashMap<ServerName, Vec<Arc<OwedPdu>>>,
+    pages: HashMap<ServerName, Page>,
     unwritten: Option<Checkpoint>,
 }
 
@@ -127,6 +129,7 @@ impl World {
             ledger: Ledger::new(cursor, LIMITS),
             undecided: vec![],
             in_flight: HashMap::new(),
+            pages: HashMap::new(),
             unwritten: None,
         }
     }
@@ -228,7 +231,7 @@ impl World {
         self.ledger.decide(Some(&entry), self.events[first].ordering, self.now);
     }
 
-    fn fail(&mut self, name: &ServerName) {
+    fn new_retry(&mut self, name: &ServerName) -> RetryTimings {
         self.faultless.remove(name);
         let retry = RetryTimings {
             last_tried: self.now.wall,
@@ -236,7 +239,22 @@ impl World {
             failing_since: Some(self.now.wall),
         };
         self.database.retry.insert(name.clone(), retry);
+        retry
+    }
+
+    fn fail(&mut self, name: &ServerName) {
+        let retry = self.new_retry(name);
         self.ledger.failed(name, retry);
+    }
+
+    /// Another process failed to reach it, or was called by it.
+    fn others_set_retry(&mut self, name: &ServerName) {
+        if self.rng.random_bool(0.5) {
+            let retry = self.new_retry(name);
+            self.ledger.set_retry(name, retry);
+        } else {
+            self.succeed(name);
+        }
     }
 
     fn succeed(&mut self, name: &ServerName) {
@@ -272,6 +290,15 @@ impl World {
             self.fail(name);
             return;
         }
+        if self.rng.random_bool(0.02) {
+            let until = self.now.at + Duration::from_millis(self.rng.random_range(0..30_000));
+            self.ledger.paused(name, until);
+            return;
+        }
+        if self.rng.random_bool(0.05) || pdus.iter().any(|pdu| pdu.ordering.0 % 50 == 0) {
+            self.refuse(name, pdus);
+            return;
+        }
         for pdu in pdus {
             *self.accepted.entry((name.clone(), pdu.ordering)).or_default() += 1;
         }
@@ -283,9 +310,32 @@ impl World {
         }
     }
 
+    fn refuse(&mut self, name: &ServerName, pdus: &[Arc<OwedPdu>]) {
+        self.faultless.remove(name);
+        if !self.ledger.refused(name) {
+            return;
+        }
+        if self.rng.random_bool(0.5) {
+            self.fail(name); // it refuses everything
+        } else {
+            self.accepted.entry((name.clone(), pdus[0].ordering)).or_insert(1); // given up
+            self.ledger.accepted(name, self.now);
+        }
+    }
+
     fn catch_up(&mut self, name: &ServerName, after: StreamOrdering, up_to: StreamOrdering, rest_in_memory: bool) {
-        let rows = self.database.owed_rooms(name, Some(after));
-        let Some((room, at)) = rows.into_iter().find(|(_, at)| *at <= up_to) else {
+        let page = self.pages.entry(name.clone()).or_default();
+        if page.get(after).is_none() {
+            let rows = self.database.owed_rooms(name, Some(after)).into_iter().take(4);
+            let rows = rows.map(|(room_id, stream_ordering)| OwedRoom {
+                room_id,
+                stream_ordering,
+                event_id: None,
+            });
+            page.fill(rows, up_to);
+        }
+        let row = page.get(after).map(|row| (row.room_id.clone(), row.stream_ordering));
+        let Some((room, at)) = row else {
             if rest_in_memory {
                 self.ledger.caught_up(name);
             }
@@ -321,6 +371,7 @@ impl World {
         }
         self.undecided.clear();
         self.unwritten = None;
+        self.pages.clear();
         let cursor = EventCursor {
             position: self.database.cursor,
             ours: true,
@@ -387,6 +438,14 @@ impl World {
                 self.down.remove(&name);
             }
             96..97 => self.crash(),
+            97 => {
+                self.introduce();
+                match self.rng.random_range(0..3) {
+                    0 => self.others_set_retry(&name),
+                    1 => self.now.wall = self.now.wall.plus(self.rng.random_range(-10_000..10_000)),
+                    _ => self.pass_time(70_000),
+                }
+            }
             _ => {
                 let ms = self.rng.random_range(0..5_000);
                 self.pass_time(ms);

@@ -111,13 +111,10 @@ impl Sender {
     }
 
     async fn refresh(self: &Arc<Self>, name: &ServerName) -> Result<(), StoreError> {
+        let before = self.ledger.lock().retry(name);
         let records = timely(self.store.destinations(std::slice::from_ref(name))).await?;
         let retry = records.get(name).map(|record| record.retry).unwrap_or_default();
-        let (before, wake) = {
-            let mut ledger = self.ledger.lock();
-            let before = ledger.retry(name);
-            (before, ledger.set_retry(name, retry))
-        };
+        let wake = self.ledger.lock().read_retry(name, before, retry);
         self.wake(wake);
         // A reset by another process means the destination was heard: end the wait between two tries, too.
         if retry == RetryTimings::default() && before != retry {
@@ -152,7 +149,6 @@ impl Sender {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = self.scan_now.notified() => {}
-                () = self.shutdown.drain.cancelled() => return Ok(()),
             }
             self.check_versions().await?;
             let began = Instant::now();
@@ -162,10 +158,7 @@ impl Sender {
             }
             // However often it is asked for, the scan must not become the database's main work.
             let rest = began.elapsed().clamp(Duration::from_millis(200), SCAN_INTERVAL);
-            tokio::select! {
-                () = sleep(rest) => {}
-                () = self.shutdown.drain.cancelled() => return Ok(()),
-            }
+            sleep(rest).await;
         }
     }
 
@@ -184,6 +177,10 @@ impl Sender {
             let ours: HashSet<_> = due.iter().filter(|name| self.may_send_to(name)).collect();
             self.introduce(ours.iter().copied()).await?;
             for name in ours {
+                // What we believe is older than what the database says: the news of it was lost.
+                if self.ledger.lock().retry(name).due(clock::now().wall).is_some() {
+                    self.refresh(name).await?;
+                }
                 let wake = self.ledger.lock().backlog_recorded(name, None, clock::now());
                 woken += usize::from(wake.is_some());
                 self.wake(wake);

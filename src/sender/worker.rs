@@ -1,6 +1,6 @@
 //! One destination's task: asks the ledger for the next step and carries it out, until there is none.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::Notify,
@@ -11,15 +11,12 @@ use tracing::{debug, error, warn};
 use super::{
     Sender,
     attempt::{Attempt, PAUSE},
+    catch_up::Page,
     destination::{OwedPdu, Step},
     ledger::Wake,
 };
 use crate::{
-    core::{
-        clock,
-        id::ServerName,
-        store::{OwedRoom, StoreError},
-    },
+    core::{clock, id::ServerName, store::StoreError},
     federation::transaction::{Accepted, Body},
 };
 
@@ -60,7 +57,7 @@ impl Sender {
             sender: Arc::clone(self),
             name,
             nudge,
-            page: VecDeque::new(),
+            page: Page::default(),
         };
         self.tracker.spawn(worker.run());
     }
@@ -72,7 +69,7 @@ pub(super) struct Worker {
     pub(super) name: ServerName,
     pub(super) nudge: Arc<Notify>,
     /// Rooms owed, as read; catch-up takes them one by one, in turn with the backlog.
-    pub(super) page: VecDeque<OwedRoom>,
+    pub(super) page: Page,
 }
 
 impl Drop for Worker {
