@@ -190,7 +190,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         scan_now: Notify::new(),
     });
     let drain = sender.shutdown.drain.clone();
-    let events = EventLoop::new(Arc::clone(&sender), events_up_to, deltas).run();
+    let events = Box::pin(EventLoop::new(Arc::clone(&sender), events_up_to, deltas).run());
     // Wherever these are, they end when the process drains: a slow statement must not hold up the last checkpoint.
     let events = async { drain.run_until_cancelled(events).await.unwrap_or(Ok(())) };
     let scan = Arc::clone(&sender).scan();

@@ -1,6 +1,6 @@
 //! Finding servers that must get our sticky events although they were not in the room when those were sent.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use tracing::info;
 
@@ -61,9 +61,11 @@ impl Sender {
             };
             let room = &entry.pdu.pdu.room_id;
             let joined_now = timely(self.store.joined_hosts_now(room)).await?;
+            // A room may have tens of thousands of servers.
+            let sent_to: HashSet<_> = entry.destinations.iter().collect();
             let left_out = joined_now
                 .into_iter()
-                .filter(|server| !entry.destinations.contains(server) && self.may_send_to(server));
+                .filter(|server| !sent_to.contains(server) && self.may_send_to(server));
             missed.extend(left_out.map(|server| (server, room.clone(), *position)));
         }
         if missed.is_empty() {
