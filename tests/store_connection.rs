@@ -6,7 +6,7 @@ mod database;
 use std::time::Duration;
 
 use burdock::core::{
-    id::{InstanceName, ServerName, Token},
+    id::{InstanceName, ServerName},
     store::{Store, StoreError},
 };
 use database::{TestDatabase, US};
@@ -114,7 +114,7 @@ async fn a_statement_does_not_wait_for_ever() {
         .execute(&mut *other)
         .await
         .unwrap();
-    let Err(StoreError::Unavailable(message)) = store.save_federation_token(Token(1)).await else {
+    let Err(StoreError::Refused(message)) = store.adopt_positions(&[InstanceName::from("fed1")]).await else {
         panic!("waited")
     };
     assert!(message.contains("statement timeout"), "{message}");

@@ -4,13 +4,14 @@
 mod database;
 
 use burdock::core::{
-    id::{InstanceName, RoomId, ServerName, StreamOrdering, Token},
+    id::{InstanceName, RoomId, ServerName, StreamOrdering},
     store::{Checkpoint, EventCursor, StoreError},
 };
 use database::TestDatabase;
 
 const POSITIONS: &str = "SELECT * FROM federation_stream_position ORDER BY type, instance_name";
-const INSTANCES: &str = "SELECT * FROM burdock.instances ORDER BY 1";
+const INSTANCES: &str = "SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances \
+     WHERE event_cursor IS NOT NULL OR delta_cursor IS NOT NULL ORDER BY 1";
 const DESTINATIONS: &str = "SELECT * FROM destinations ORDER BY 1";
 const DESTINATION_ROOMS: &str = "SELECT * FROM destination_rooms ORDER BY 1, 2";
 
@@ -107,7 +108,27 @@ async fn a_second_instance_starts_where_the_first_one_was() {
     assert_eq!(db.rows(POSITIONS).await, ["(events,100,fed1)", "(federation,-1,fed1)"]);
     assert_eq!(db.rows(INSTANCES).await, ["(fed1,100,90)"]);
     assert_eq!(two.checkpoint(&at(300, None)).await, Err(StoreError::TakenOver));
-    assert_eq!(two.save_federation_token(Token(1)).await, Err(StoreError::TakenOver));
+}
+
+#[tokio::test]
+async fn another_order_of_the_same_instances_starts_at_the_lowest() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let (one, two) = (db.store("fed1").await, db.store("fed2").await);
+    for store in [&one, &two] {
+        store.adopt_positions(&names(&["fed1", "fed2"])).await.unwrap();
+    }
+    one.checkpoint(&at(200, Some(190))).await.unwrap();
+    two.checkpoint(&at(100, Some(90))).await.unwrap();
+    for (store, resumes) in [
+        (&one, cursor(200, true, Some(190))),
+        (&two, cursor(100, true, Some(90))),
+    ] {
+        assert_eq!(store.adopt_positions(&names(&["fed1", "fed2"])).await, Ok(resumes));
+    }
+    for store in [&one, &two] {
+        let lowest = Ok(cursor(100, true, Some(90)));
+        assert_eq!(store.adopt_positions(&names(&["fed2", "fed1"])).await, lowest);
+    }
 }
 
 #[tokio::test]
@@ -205,8 +226,7 @@ async fn a_checkpoint_writes_what_synapses_sender_would_have() {
     // Without a delta cursor the old one stays.
     store.checkpoint(&at(51, None)).await.unwrap();
     assert_eq!(db.rows(INSTANCES).await, ["(fed1,51,49)"]);
-    store.save_federation_token(Token(77)).await.unwrap();
-    assert_eq!(db.rows(POSITIONS).await, ["(events,51,fed1)", "(federation,77,fed1)"]);
+    assert_eq!(db.rows(POSITIONS).await, ["(events,51,fed1)", "(federation,-1,fed1)"]);
 }
 
 #[tokio::test]

@@ -48,6 +48,18 @@ async fn live(config: Config) -> anyhow::Result<Ended> {
         tracing::warn!("{warning}");
     }
     let lifecycle = Lifecycle::start().context("cannot listen for signals")?;
+    let drain = lifecycle.drain().clone();
+    // A database that does not answer must not make the process deaf to signals.
+    match drain.run_until_cancelled(Box::pin(start(config, &lifecycle))).await {
+        Some(started) => started?,
+        None => return Ok(Ended::Well),
+    }
+    lifecycle.ready();
+    Ok(lifecycle.finished().await)
+}
+
+/// Puts the parts together and sets them going.
+async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
     let shutdown = Shutdown {
         drain: lifecycle.drain().clone(),
         stop: lifecycle.stop().clone(),
@@ -60,7 +72,7 @@ async fn live(config: Config) -> anyhow::Result<Ended> {
     // Before anything is read that another process of our name could still move.
     let lock = store.lock_instance().await?;
     let cursor = store.adopt_positions(&config.replication.sender_instances).await?;
-    let start = replication::start_positions(&store, &config.replication.event_writers).await?;
+    let positions = replication::start_positions(&store, &config.replication.event_writers).await?;
     let client = Client::new(
         config.server_name.clone(),
         config.signing_key.clone(),
@@ -87,7 +99,7 @@ async fn live(config: Config) -> anyhow::Result<Ended> {
         replication: config.replication.clone(),
     };
     let quiet = shutdown.stop.child_token();
-    let subscription = task::start(settings, start, store.clone(), random()?, &quiet, &replicating);
+    let subscription = task::start(settings, positions, store.clone(), random()?, &quiet, &replicating);
     let parts = sender::Parts {
         origin: config.server_name.clone(),
         me: config.instance.clone(),
@@ -125,8 +137,7 @@ async fn live(config: Config) -> anyhow::Result<Ended> {
         sticky_events = config.sticky_events,
         "started"
     );
-    lifecycle.ready();
-    Ok(lifecycle.finished().await)
+    Ok(())
 }
 
 fn random() -> anyhow::Result<u64> {

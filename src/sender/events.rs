@@ -99,12 +99,13 @@ impl EventLoop {
                     return Err(SenderError::ReplicationEnded);
                 },
                 () = sender.look_at_deltas.notified() => {}
+                () = sender.look_for_events.notified() => self.look_for_events().await,
                 () = sleep(pause) => if pause == SLOW_TICK { self.look_for_events().await },
             }
         }
     }
 
-    /// Asks the database how far everything is persisted: it may be further than replication told us, if Redis is away.
+    /// Asks the database how far everything is persisted: it may be further than replication told us.
     async fn look_for_events(&mut self) {
         match timely(start_positions(&self.sender.store, &self.sender.event_writers)).await {
             Ok(positions) => self.target = self.target.max(positions.events.up_to()),

@@ -120,6 +120,7 @@ struct Sender {
     /// Whose turn it is to write a back-off.
     retry_writes: tokio::sync::Mutex<()>,
     look_at_deltas: Notify,
+    look_for_events: Notify,
     scan_now: Notify,
     shutdown: Shutdown,
 }
@@ -187,6 +188,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         tracker: TaskTracker::new(),
         retry_writes: tokio::sync::Mutex::default(),
         look_at_deltas: Notify::new(),
+        look_for_events: Notify::new(),
         scan_now: Notify::new(),
     });
     let drain = sender.shutdown.drain.clone();

@@ -25,6 +25,28 @@ const SCAN_PAGE: i64 = 500;
 /// The cache of other processes that keeps a destination's back-off.
 const RETRY_CACHE: &str = "get_destination_retry_timings";
 
+/// How often the database is asked for new events while nobody tells of them.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+
+/// After Redis is back, Synapse's processes may take this long to be back on it and hear our `REPLICATE`.
+const SETTLING: Duration = Duration::from_secs(30);
+
+/// Whether what others say may fail to reach us.
+#[derive(Debug, Clone, Copy)]
+enum Unheard {
+    Still,
+    Until(Instant),
+}
+
+impl Unheard {
+    fn lasts(self, now: Instant) -> bool {
+        match self {
+            Self::Still => true,
+            Self::Until(end) => now < end,
+        }
+    }
+}
+
 /// A Python sender runs under our name.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -40,9 +62,15 @@ impl Sender {
     ///
     /// The process must end: a Python sender is alive, or replication is gone.
     pub(super) async fn listen(self: Arc<Self>, mut heard: mpsc::Receiver<Heard>) -> Result<(), SenderError> {
+        // While Redis is away, and until Synapse's processes are surely back on it too, the database is asked instead.
+        let mut unheard = Unheard::Until(Instant::now() + SETTLING);
         loop {
             let heard = tokio::select! {
                 heard = heard.recv() => heard,
+                () = sleep(POLL_INTERVAL), if unheard.lasts(Instant::now()) => {
+                    self.look_for_events.notify_one();
+                    continue;
+                }
                 () = self.shutdown.drain.cancelled() => return Ok(()),
             };
             match heard {
@@ -66,8 +94,12 @@ impl Sender {
                     error!(%error, "stopping");
                     return Err(error.into());
                 }
-                // Whoever was seen alive meanwhile is due now.
-                Some(Heard::Connected) => self.scan_now.notify_one(),
+                Some(Heard::Disconnected) => unheard = Unheard::Still,
+                Some(Heard::Connected) => {
+                    unheard = Unheard::Until(Instant::now() + SETTLING);
+                    // Whoever was seen alive meanwhile is due now.
+                    self.scan_now.notify_one();
+                }
                 Some(Heard::Overrun) => {
                     let backing_off = self.ledger.lock().backing_off(clock::now());
                     for name in backing_off {

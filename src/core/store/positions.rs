@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use sqlx::PgConnection;
 
 use super::{EventCursor, Store, StoreError, pool::retrying};
-use crate::core::id::{InstanceName, StreamOrdering, Token};
+use crate::core::id::{InstanceName, StreamOrdering};
 
 impl Store {
-    /// Returns where we resume. If the instances in the table are not the configured ones, all configured ones get
+    /// Returns where we resume. If the instances in the table are not the configured ones, or were configured in another
+    /// order when they last started (so that destinations belonged to others), all configured ones get
     /// their rows first, at the lowest position of any, so that none of them can skip what the others did before it
     /// started.
     ///
@@ -17,11 +18,11 @@ impl Store {
     /// [`StoreError::Damaged`] if the table lacks positions to start from, [`StoreError::TakenOver`] if `configured`
     /// lacks our own name.
     pub async fn adopt_positions(&self, configured: &[InstanceName]) -> Result<EventCursor, StoreError> {
-        let configured: BTreeSet<&str> = configured.iter().map(InstanceName::as_str).collect();
-        retrying(|| self.try_adopt_positions(&configured)).await
+        let places: Vec<&str> = configured.iter().map(InstanceName::as_str).collect();
+        retrying(|| self.try_adopt_positions(&places)).await
     }
 
-    async fn try_adopt_positions(&self, configured: &BTreeSet<&str>) -> Result<EventCursor, StoreError> {
+    async fn try_adopt_positions(&self, places: &[&str]) -> Result<EventCursor, StoreError> {
         let mut tx = self.pool.begin().await?;
         // Instances start at the same time, and the second must see what the first one made. Checkpoints wait, reads
         // do not.
@@ -29,32 +30,15 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         let found = Found::read(&mut tx).await?;
-        let plan = found.plan(configured, self.me.as_str())?;
+        let plan = found.plan(places, self.me.as_str())?;
         if let Some(federation) = plan.reset_federation_to {
-            reset(&mut tx, configured, plan.cursor.position.0, federation).await?;
-            remember(&mut tx, configured, plan.cursor).await?;
+            reset(&mut tx, places, plan.cursor.position.0, federation).await?;
+            remember(&mut tx, places, plan.cursor).await?;
+        } else {
+            remember_place(&mut tx, places, self.me.as_str()).await?;
         }
         tx.commit().await?;
         Ok(plan.cursor)
-    }
-
-    /// Stores the last token of the `federation` stream that was handled. Nobody reads it, but Synapse's sender keeps it.
-    ///
-    /// # Errors
-    /// [`StoreError::TakenOver`] if our row is gone.
-    pub async fn save_federation_token(&self, token: Token) -> Result<(), StoreError> {
-        let done = sqlx::query(
-            "UPDATE federation_stream_position SET stream_id = $2 WHERE type = 'federation' AND instance_name = $1",
-        )
-        .bind(self.me.as_str())
-        .bind(token.0)
-        .execute(&self.pool)
-        .await?;
-        if done.rows_affected() == 0 {
-            Err(StoreError::TakenOver)
-        } else {
-            Ok(())
-        }
     }
 }
 
@@ -67,6 +51,8 @@ struct Found {
     federation: BTreeMap<String, i64>,
     /// What Burdock remembers: event cursor and delta cursor.
     ours: BTreeMap<String, (Option<i64>, Option<i64>)>,
+    /// The places that instances had when they last started.
+    places: BTreeMap<String, i64>,
 }
 
 /// What follows from it.
@@ -83,8 +69,8 @@ impl Found {
             sqlx::query_as("SELECT type, instance_name, stream_id FROM federation_stream_position")
                 .fetch_all(&mut *connection)
                 .await?;
-        let ours: Vec<(String, Option<i64>, Option<i64>)> =
-            sqlx::query_as("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances")
+        let ours: Vec<(String, Option<i64>, Option<i64>, Option<i64>)> =
+            sqlx::query_as("SELECT instance_name, event_cursor, delta_cursor, place FROM burdock.instances")
                 .fetch_all(connection)
                 .await?;
         let of_type = |wanted: &str| {
@@ -94,19 +80,28 @@ impl Found {
         Ok(Self {
             events: of_type("events"),
             federation: of_type("federation"),
+            places: ours
+                .iter()
+                .filter_map(|(name, _, _, place)| Some((name.clone(), (*place)?)))
+                .collect(),
             ours: ours
                 .into_iter()
-                .map(|(name, events, deltas)| (name, (events, deltas)))
+                .map(|(name, events, deltas, _)| (name, (events, deltas)))
                 .collect(),
         })
     }
 
-    fn plan(&self, configured: &BTreeSet<&str>, me: &str) -> Result<Plan, StoreError> {
+    fn plan(&self, places: &[&str], me: &str) -> Result<Plan, StoreError> {
+        let configured: BTreeSet<&str> = places.iter().copied().collect();
+        let same_places = (0_i64..)
+            .zip(places)
+            .all(|(place, name)| self.places.get(*name).is_none_or(|was| *was == place));
         if !configured.contains(me) {
             return Err(StoreError::TakenOver);
         }
         let complete = |rows: &BTreeMap<String, i64>| rows.keys().map(String::as_str).eq(configured.iter().copied());
-        if complete(&self.events)
+        if same_places
+            && complete(&self.events)
             && complete(&self.federation)
             && let Some((me, position)) = self.events.get_key_value(me)
         {
@@ -148,18 +143,12 @@ impl Found {
 }
 
 /// Gives every configured instance both rows, and takes away all others' (of these types; others are not ours).
-async fn reset(
-    connection: &mut PgConnection,
-    configured: &BTreeSet<&str>,
-    events: i64,
-    federation: i64,
-) -> Result<(), StoreError> {
-    let names: Vec<&str> = configured.iter().copied().collect();
+async fn reset(connection: &mut PgConnection, names: &[&str], events: i64, federation: i64) -> Result<(), StoreError> {
     sqlx::query(
         "DELETE FROM federation_stream_position \
          WHERE type IN ('events', 'federation') AND instance_name <> ALL($1::text[])",
     )
-    .bind(&names)
+    .bind(names)
     .execute(&mut *connection)
     .await?;
     sqlx::query(
@@ -168,7 +157,7 @@ async fn reset(
          FROM (VALUES ('events', $2::int8), ('federation', $3::int8)) AS t (type, lowest), unnest($1::text[]) AS n (name) \
          ON CONFLICT (type, instance_name) DO UPDATE SET stream_id = EXCLUDED.stream_id",
     )
-    .bind(&names)
+    .bind(names)
     .bind(events)
     .bind(federation)
     .execute(connection)
@@ -178,25 +167,37 @@ async fn reset(
 
 /// Makes our own memory agree. A cursor that is not our work is remembered as none, or else the next instance to start,
 /// which finds the set complete, would take it for ours.
-async fn remember(
-    connection: &mut PgConnection,
-    configured: &BTreeSet<&str>,
-    cursor: EventCursor,
-) -> Result<(), StoreError> {
-    let names: Vec<&str> = configured.iter().copied().collect();
+async fn remember(connection: &mut PgConnection, places: &[&str], cursor: EventCursor) -> Result<(), StoreError> {
     sqlx::query("DELETE FROM burdock.instances WHERE instance_name <> ALL($1::text[])")
-        .bind(&names)
+        .bind(places)
         .execute(&mut *connection)
         .await?;
     sqlx::query(
-        "INSERT INTO burdock.instances (instance_name, event_cursor, delta_cursor) \
-         SELECT name, $2, $3 FROM unnest($1::text[]) AS n (name) \
+        "INSERT INTO burdock.instances (instance_name, event_cursor, delta_cursor, place) \
+         SELECT name, $2, $3, ordinality - 1 FROM unnest($1::text[]) WITH ORDINALITY AS n (name) \
          ON CONFLICT (instance_name) DO UPDATE \
-         SET event_cursor = EXCLUDED.event_cursor, delta_cursor = EXCLUDED.delta_cursor",
+         SET event_cursor = EXCLUDED.event_cursor, delta_cursor = EXCLUDED.delta_cursor, place = EXCLUDED.place",
     )
-    .bind(&names)
+    .bind(places)
     .bind(cursor.ours.then_some(cursor.position.0))
     .bind(cursor.deltas.map(|deltas| deltas.0))
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Remembers the place of an instance whose position stands.
+async fn remember_place(connection: &mut PgConnection, places: &[&str], me: &str) -> Result<(), StoreError> {
+    let place = (0_i64..)
+        .zip(places)
+        .find(|(_, name)| **name == me)
+        .map(|(place, _)| place);
+    sqlx::query(
+        "INSERT INTO burdock.instances (instance_name, place) VALUES ($1, $2) \
+         ON CONFLICT (instance_name) DO UPDATE SET place = EXCLUDED.place",
+    )
+    .bind(me)
+    .bind(place)
     .execute(connection)
     .await?;
     Ok(())
@@ -220,6 +221,7 @@ mod tests {
                 .iter()
                 .map(|(name, event, delta)| ((*name).to_owned(), (*event, *delta)))
                 .collect(),
+            places: BTreeMap::new(),
         }
     }
 
@@ -232,7 +234,7 @@ mod tests {
     }
 
     fn plan(found: &Found, configured: &[&str]) -> Plan {
-        found.plan(&configured.iter().copied().collect(), "a").unwrap()
+        found.plan(configured, "a").unwrap()
     }
 
     #[test]
@@ -270,6 +272,18 @@ mod tests {
     }
 
     #[test]
+    fn another_order_is_another_set() {
+        let mut found = found(
+            &[("a", 7), ("b", 3)],
+            &[("a", Some(7), Some(6)), ("b", Some(3), Some(5))],
+        );
+        found.places = rows(&[("a", 0), ("b", 1)]);
+        assert_eq!(plan(&found, &["a", "b"]).cursor, cursor(7, true, Some(6)));
+        assert_eq!(plan(&found, &["b", "a"]).cursor, cursor(3, true, Some(5)));
+        assert_eq!(plan(&found, &["b", "a"]).reset_federation_to, Some(3));
+    }
+
+    #[test]
     fn a_changed_set_is_ours_only_if_every_member_was() {
         let found = found(&[("a", 7), ("b", 3)], &[("b", Some(3), Some(5))]);
         assert_eq!(plan(&found, &["a"]).cursor, cursor(3, false, None));
@@ -281,17 +295,11 @@ mod tests {
         found.federation = rows(&[("a", 1)]);
         assert_eq!(plan(&found, &["a", "b"]).reset_federation_to, Some(1));
         found.federation = rows(&[]);
-        assert!(matches!(
-            found.plan(&["a", "b"].into(), "a"),
-            Err(StoreError::Damaged { .. })
-        ));
+        assert!(matches!(found.plan(&["a", "b"], "a"), Err(StoreError::Damaged { .. })));
     }
 
     #[test]
     fn who_is_not_configured_does_not_start() {
-        assert_eq!(
-            found(&[("a", 7)], &[]).plan(&["b"].into(), "a"),
-            Err(StoreError::TakenOver)
-        );
+        assert_eq!(found(&[("a", 7)], &[]).plan(&["b"], "a"), Err(StoreError::TakenOver));
     }
 }

@@ -135,6 +135,20 @@ async fn migrate_on(connection: &mut PgConnection) -> Result<(), StoreError> {
         ))
     };
 
+    // Seen on a live pair: Synapse, too, would then look into our schema first, and take the database for an empty one.
+    let shadows: bool =
+        sqlx::query_scalar("SELECT current_user = 'burdock' AND current_setting('search_path') LIKE '%$user%'")
+            .fetch_one(&mut *connection)
+            .await?;
+    if shadows {
+        return incompatible(
+            "the database user is named `burdock`, like our schema, and PostgreSQL looks for tables in the schema of \
+             the user's name first: Synapse would no longer find its own. Run this once, and restart Synapse: \
+             ALTER ROLE burdock SET search_path = public;"
+                .into(),
+        );
+    }
+
     // Asked first, because CREATE SCHEMA IF NOT EXISTS demands the right even if there is nothing to create.
     let exists: bool = sqlx::query_scalar("SELECT to_regnamespace('burdock') IS NOT NULL")
         .fetch_one(&mut *connection)
