@@ -53,8 +53,10 @@ const TRANSIENT: [&str; 3] = [
 ];
 
 /// Classes of SQLSTATE that are about the connection or the server's moment, not about the statement.
-const PASSING: [&str; 4] = [
+const PASSING: [&str; 6] = [
     "08",  // connection exception
+    "28",  // the user may not connect (now)
+    "3D",  // no such database (now)
     "53",  // insufficient resources
     "57P", // operator intervention: shutdown, starting up
     "25",  // the server is read-only: a standby that is being promoted
