@@ -57,6 +57,8 @@ pub(super) struct EventLoop {
     /// The last page was full, so there is more to read than there is time for: destinations set the pace.
     full: bool,
     undecided: HashMap<RoomId, VecDeque<Undecided>>,
+    /// When they are tried again.
+    decide_at: Instant,
 }
 
 impl EventLoop {
@@ -68,6 +70,7 @@ impl EventLoop {
             deltas,
             full: true,
             undecided: HashMap::new(),
+            decide_at: Instant::now(),
         }
     }
 
@@ -116,7 +119,11 @@ impl EventLoop {
     /// Reads a page. Returns whether there may be more at once.
     async fn advance(&mut self, target: StreamOrdering) -> Result<bool, StoreError> {
         let sender = Arc::clone(&self.sender);
-        self.decide().await?;
+        // Not with every page, or every look at destinations that are out of breath.
+        if self.decide_at <= Instant::now() {
+            self.decide().await?;
+            self.decide_at = Instant::now() + DECIDE_INTERVAL;
+        }
         let head = sender.ledger.lock().head();
         if self.full && sender.ledger.lock().is_pressed(clock::now()) {
             sleep(PRESSURE_PAUSE).await;
