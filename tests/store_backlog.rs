@@ -50,7 +50,11 @@ async fn a_new_server_is_owed_all_that_is_alive() {
     let recorded = store.record_new_servers(&rows, StreamOrdering(20), NOW).await;
     assert_eq!(recorded, Ok(vec![new_server("new.example", "!a")]));
     assert_eq!(db.backlog().await, ["new.example !a 3"]);
-    assert_eq!(db.rows("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances").await, ["(fed1,,20)"]);
+    assert_eq!(
+        db.rows("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances")
+            .await,
+        ["(fed1,,20)"]
+    );
 
     // Higher stays as low as it was, lower is lowered, and both are told.
     for (before, after) in [(1, 1), (9, 3)] {
@@ -63,7 +67,11 @@ async fn a_new_server_is_owed_all_that_is_alive() {
     }
     // The cursor moves also when nobody is new.
     assert_eq!(store.record_new_servers(&[], StreamOrdering(30), NOW).await, Ok(vec![]));
-    assert_eq!(db.rows("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances").await, ["(fed1,,30)"]);
+    assert_eq!(
+        db.rows("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances")
+            .await,
+        ["(fed1,,30)"]
+    );
 }
 
 #[tokio::test]
@@ -414,5 +422,9 @@ async fn a_room_purged_while_it_is_recorded_is_left_out() {
     let rows = [new_server("d", "!a")];
     let (recorded, ()) = tokio::join!(store.record_new_servers(&rows, StreamOrdering(9), NOW), commit);
     assert_eq!((recorded, db.backlog().await), (Ok(vec![]), vec![]));
-    assert_eq!(db.rows("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances").await, ["(fed1,,9)"]);
+    assert_eq!(
+        db.rows("SELECT instance_name, event_cursor, delta_cursor FROM burdock.instances")
+            .await,
+        ["(fed1,,9)"]
+    );
 }

@@ -65,7 +65,7 @@ impl Worker {
         let Some(row) = self.page.get(after).cloned() else {
             if !rest_in_memory {
                 self.rest(UNDECIDED_PAUSE);
-            } else if sender.ledger.lock().caught_up(&self.name) {
+            } else if sender.ledger.lock().caught_up(&self.name, up_to) {
                 debug!(destination = %self.name, "caught up");
             }
             return Ok(());

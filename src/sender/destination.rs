@@ -122,7 +122,7 @@ pub struct Destination {
     in_flight_holds: bool,
     /// Rows to be written.
     owed: HashMap<RoomId, StreamOrdering>,
-    /// The highest of the rows that were there when the process first heard of it.
+    /// The highest of its rows: those that were there when the process first heard of it, and those made since.
     rows_up_to: StreamOrdering,
     retry: RetryTimings,
     /// A pause that is no back-off.
@@ -240,6 +240,7 @@ impl Destination {
     }
 
     fn owe(&mut self, room: &RoomId, ordering: StreamOrdering) {
+        self.rows_up_to = self.rows_up_to.max(ordering);
         if let Some(owed) = self.owed.get_mut(room) {
             *owed = ordering.max(*owed);
         } else {
@@ -312,7 +313,7 @@ impl Destination {
         }
         if self.backlog.is_unread() {
             // Which rooms must wait for their backlog is not known before.
-            return Step::Backlog(BacklogStep::Load);
+            return Step::Backlog(self.backlog.next(now.at));
         }
         let mut main = Step::Idle;
         if self.turn == Turn::Main {
@@ -484,9 +485,10 @@ impl Destination {
         }
     }
 
-    /// No rows are left. Returns whether it is live again (not if more became owed meanwhile).
-    pub fn caught_up(&mut self) -> bool {
-        if self.owed.is_empty() {
+    /// No rows are left up to `up_to`. Returns whether it is live again: not if more became owed while that was looked up,
+    /// be it written by now.
+    pub fn caught_up(&mut self, up_to: StreamOrdering) -> bool {
+        if self.rows_up_to <= up_to {
             self.standing = Standing::Live;
         }
         self.is_live()

@@ -328,11 +328,11 @@ impl Ledger {
         self.change(name, |destination, _| destination.caught_up_to(to, head, now));
     }
 
-    /// No row is left for a destination. Returns whether it is live again.
-    pub fn caught_up(&mut self, name: &ServerName) -> bool {
+    /// No row up to `up_to` is left for a destination. Returns whether it is live again.
+    pub fn caught_up(&mut self, name: &ServerName, up_to: StreamOrdering) -> bool {
         self.destinations
             .get_mut(name)
-            .is_some_and(|known| known.destination.caught_up())
+            .is_some_and(|known| known.destination.caught_up(up_to))
     }
 
     /// What became of a destination's sticky backlog.

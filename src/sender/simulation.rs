@@ -102,6 +102,7 @@ struct World {
     in_flight: HashMap<ServerName, Vec<Arc<OwedPdu>>>,
     pages: HashMap<ServerName, Page>,
     unwritten: Option<Checkpoint>,
+    settling: bool,
 }
 
 impl World {
@@ -131,6 +132,7 @@ impl World {
             in_flight: HashMap::new(),
             pages: HashMap::new(),
             unwritten: None,
+            settling: false,
         }
     }
 
@@ -335,9 +337,10 @@ impl World {
             page.fill(rows, up_to);
         }
         let row = page.get(after).map(|row| (row.room_id.clone(), row.stream_ordering));
+        self.meanwhile();
         let Some((room, at)) = row else {
             if rest_in_memory {
-                self.ledger.caught_up(name);
+                self.ledger.caught_up(name, up_to);
             }
             return;
         };
@@ -350,6 +353,20 @@ impl World {
         self.passed.insert((name.clone(), room), at);
         self.database.last_successful.insert(name.clone(), at);
         self.ledger.caught_up_to(name, at, self.now);
+    }
+
+    /// What others do while a task waits for the database or for an answer.
+    fn meanwhile(&mut self) {
+        if self.rng.random_bool(0.2) && !self.settling {
+            self.new_event();
+            self.read_events();
+        }
+        if self.rng.random_bool(0.1) {
+            let _ = self.ledger.enforce_age(self.now);
+        }
+        if self.rng.random_bool(0.2) {
+            self.checkpoint();
+        }
     }
 
     fn checkpoint(&mut self) {
@@ -456,6 +473,7 @@ impl World {
 
     /// Everyone is reachable again, and everything runs until nothing is left to do.
     fn settle(&mut self) {
+        self.settling = true;
         self.down.clear();
         for _ in 0..120 {
             self.pass_time(1_000);

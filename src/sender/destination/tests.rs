@@ -261,7 +261,7 @@ fn one_that_failed_is_caught_up_from_its_rows_once_it_is_due() {
         "kept in memory now"
     );
     scene.destination.caught_up_to(StreamOrdering(3), scene.head, scene.now);
-    assert!(scene.destination.caught_up());
+    assert!(scene.destination.caught_up(scene.head));
     assert_eq!(scene.sent(), [4]);
 }
 

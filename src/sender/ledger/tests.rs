@@ -9,6 +9,25 @@ const LIMITS: Limits = Limits {
     bytes: 1_000,
 };
 
+/// The event `$2` is owed to the destination.
+fn enter_2(ledger: &mut Ledger, name: &ServerName, now: Now) {
+    let pdu = OwedPdu {
+        ordering: StreamOrdering(2),
+        pdu: Pdu {
+            event_id: "$2".into(),
+            room_id: "!a".into(),
+            origin_server_ts: 0,
+            bytes: vec![b'x'].into(),
+        },
+        since: now.at,
+    };
+    let entry = Entry {
+        pdu: Arc::new(pdu),
+        destinations: vec![name.clone()],
+    };
+    ledger.enter(&[entry], [], StreamOrdering(2), now);
+}
+
 /// A destination that catches up and has `$2` in memory, above what is rows; everything is written.
 fn catching_up(name: &ServerName, now: Now) -> Ledger {
     let cursor = EventCursor {
@@ -26,21 +45,7 @@ fn catching_up(name: &ServerName, now: Now) -> Ledger {
     ledger.introduce(name.clone(), &record, now);
     assert!(matches!(ledger.next(name, now), Step::CatchUp { .. }));
     ledger.caught_up_to(name, StreamOrdering(1), now);
-    let pdu = OwedPdu {
-        ordering: StreamOrdering(2),
-        pdu: Pdu {
-            event_id: "$2".into(),
-            room_id: "!a".into(),
-            origin_server_ts: 0,
-            bytes: vec![b'x'].into(),
-        },
-        since: now.at,
-    };
-    let entry = Entry {
-        pdu: Arc::new(pdu),
-        destinations: vec![name.clone()],
-    };
-    ledger.enter(&[entry], [], StreamOrdering(2), now);
+    enter_2(&mut ledger, name, now);
     assert_eq!(ledger.cursor(), StreamOrdering(1));
     // One that other destinations gave reason for.
     ledger.wrote(&Checkpoint {
@@ -106,4 +111,36 @@ fn a_back_off_that_was_read_before_our_own_attempt_ended_is_not_believed() {
     assert_eq!(ledger.retry(&name), RetryTimings::default());
     ledger.read_retry(&name, RetryTimings::default(), backing_off);
     assert_eq!(ledger.retry(&name), backing_off);
+}
+
+#[test]
+fn what_became_a_row_while_none_was_found_keeps_it_behind() {
+    let (name, mut now) = (ServerName::from("s"), start());
+    let cursor = EventCursor {
+        position: StreamOrdering(1),
+        ours: true,
+        deltas: None,
+    };
+    let record = DestinationRecord {
+        last_successful: Some(StreamOrdering(1)),
+        retry: RetryTimings {
+            last_tried: now.wall,
+            interval: 1_000,
+            failing_since: Some(now.wall),
+        },
+        ..DestinationRecord::default()
+    };
+    let mut ledger = Ledger::new(cursor, LIMITS);
+    ledger.introduce(name.clone(), &record, now);
+    now.wall = now.wall.plus(1_000);
+    let Step::CatchUp { up_to, .. } = ledger.next(&name, now) else {
+        panic!()
+    };
+    // While the database looks for rows up to there, and finds none:
+    enter_2(&mut ledger, &name, now);
+    let checkpoint = ledger.checkpoint().unwrap();
+    assert_eq!(checkpoint.owed.len(), 1);
+    ledger.wrote(&checkpoint);
+    assert!(!ledger.caught_up(&name, up_to));
+    assert!(matches!(ledger.next(&name, now), Step::CatchUp { up_to, .. } if up_to == StreamOrdering(2)));
 }

@@ -127,6 +127,8 @@ impl RoomState {
 pub struct Backlog {
     /// There may be rows that were not looked at.
     unread: bool,
+    /// Such may have come since the look that is under way began.
+    news: bool,
     /// Each room once; the front's turn is next.
     rooms: VecDeque<RoomBacklog>,
 }
@@ -136,6 +138,7 @@ impl Default for Backlog {
     fn default() -> Self {
         Self {
             unread: true,
+            news: false,
             rooms: VecDeque::new(),
         }
     }
@@ -147,6 +150,7 @@ impl Backlog {
     pub fn empty() -> Self {
         Self {
             unread: false,
+            news: false,
             rooms: VecDeque::new(),
         }
     }
@@ -154,11 +158,12 @@ impl Backlog {
     /// Rows may have been added: look again.
     pub fn look_again(&mut self) {
         self.unread = true;
+        self.news = true;
     }
 
     /// A row for `room` was just recorded. The room's live PDUs wait from now on, before the row is even read.
     pub fn recorded(&mut self, room: &RoomId, now: Instant) {
-        self.unread = true;
+        self.look_again();
         if self.moved(room).is_none() {
             self.rooms.push_back(RoomBacklog {
                 room: room.clone(),
@@ -194,6 +199,7 @@ impl Backlog {
     /// What to do now.
     pub fn next(&mut self, now: Instant) -> BacklogStep {
         if self.unread {
+            self.news = false;
             return BacklogStep::Load;
         }
         let mut earliest: Option<Instant> = None;
@@ -232,7 +238,7 @@ impl Backlog {
     /// The database's rows, as just read. What is known of a room stays, unless its row went back, or its joiner joined
     /// anew.
     pub fn loaded(&mut self, rows: Vec<BacklogRow>, now: Instant) {
-        self.unread = false;
+        self.unread = self.news;
         let mut known = std::mem::take(&mut self.rooms);
         for row in rows {
             let place = known.iter().position(|known| known.room == row.room_id);
@@ -260,6 +266,11 @@ impl Backlog {
                 }
             }
             self.rooms.push_back(entry);
+        }
+        if self.news {
+            // Their rows may have been recorded after the look.
+            known.retain(|known| matches!(known.state, RoomState::Unread));
+            self.rooms.append(&mut known);
         }
     }
 
@@ -440,6 +451,21 @@ mod tests {
         assert_eq!(backlog.next(now), push("!a", 5, 1, 0));
         backlog.loaded(vec![row("!a", 5, Some("$second"))], now);
         assert_eq!(backlog.next(now), probe("!a", "$second"));
+    }
+
+    #[test]
+    fn a_row_recorded_during_a_look_is_not_forgotten_by_it() {
+        let now = Instant::now();
+        let mut backlog = Backlog::default();
+        assert_eq!(backlog.next(now), BacklogStep::Load);
+        backlog.recorded(&"!a".into(), now);
+        backlog.loaded(vec![], now);
+        assert_eq!(backlog.moved(&"!a".into()), Some(now));
+        assert_eq!(backlog.next(now), BacklogStep::Load);
+        backlog.loaded(vec![row("!a", 5, None)], now);
+        assert_eq!(backlog.next(now), push("!a", 5, PAGE, 0));
+        backlog.finished(&"!a".into());
+        assert_eq!(backlog.next(now), BacklogStep::Nothing);
     }
 
     #[test]
