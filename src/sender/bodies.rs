@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use parking_lot::Mutex;
 
-use super::destination::OwedPdu;
+use super::transaction::OwedPdu;
 use crate::{
     core::{
         clock::Millis,

@@ -17,36 +17,16 @@ use tokio::time::Instant;
 use super::{
     outstanding::Outstanding,
     sticky::backlog::{Backlog, BacklogStep},
+    transaction::{self, Choice, HOLD_LIMIT, OwedPdu, PDU_LIMIT},
 };
 use crate::core::{
     clock::Now,
-    event::Pdu,
     id::{RoomId, StreamOrdering},
     store::{DestinationRecord, RetryTimings},
 };
 
-/// A room's live PDUs wait for the room's sticky backlog until that has not got further for this long.
-const HOLD_PATIENCE: Duration = Duration::from_secs(10);
-
-/// They wait this long at most.
-const HOLD_LIMIT: Duration = Duration::from_mins(1);
-
 /// How long PDUs are kept in memory while their destination catches up.
 const CATCH_UP_PATIENCE: Duration = Duration::from_mins(1);
-
-/// PDUs in one transaction, by the specification.
-pub const PDU_LIMIT: usize = 50;
-
-/// A PDU of the log, shared by all its destinations.
-#[derive(Debug)]
-pub struct OwedPdu {
-    /// Its place in the stream.
-    pub ordering: StreamOrdering,
-    /// What goes on the wire.
-    pub pdu: Pdu,
-    /// When it was entered.
-    pub since: Instant,
-}
 
 /// When a destination stops being live, and how much one transaction holds.
 #[derive(Debug, Clone, Copy)]
@@ -361,42 +341,16 @@ impl Destination {
 
     /// Takes the PDUs of the next transaction out of the queue.
     fn choose(&mut self, limits: Limits, now: Now) -> Step {
-        let Self {
-            pending,
-            backlog,
-            in_flight,
-            ..
-        } = self;
-        let mut bytes = 0;
-        let mut full = false;
-        let mut held_until: Option<Instant> = None;
-        let mut chosen = Vec::new();
-        let mut place = 0;
-        while place < pending.len() && !full {
-            let pdu = &pending[place];
-            let release = backlog.moved(&pdu.pdu.room_id).map(|moved| {
-                let patience = moved.max(pdu.since) + HOLD_PATIENCE;
-                patience.min(pdu.since + HOLD_LIMIT)
-            });
-            if let Some(release) = release.filter(|release| *release > now.at) {
-                held_until = Some(held_until.map_or(release, |until| until.min(release)));
-                place += 1;
-                continue;
+        match transaction::choose(&mut self.pending, &self.backlog, self.pdu_limit, limits.bytes, now.at) {
+            Choice::Send(chosen) => {
+                self.in_flight.clone_from(&chosen);
+                self.in_flight_holds = true;
+                self.floor = None;
+                Step::Send(chosen)
             }
-            bytes += pdu.pdu.bytes.len() + 1;
-            if bytes > limits.bytes && !chosen.is_empty() {
-                break;
-            }
-            full = chosen.len() + 1 == self.pdu_limit || bytes >= limits.bytes;
-            chosen.extend(pending.remove(place));
+            Choice::HeldUntil(until) => Step::Wait(until),
+            Choice::Nothing => Step::Idle,
         }
-        if chosen.is_empty() {
-            return held_until.map_or(Step::Idle, Step::Wait);
-        }
-        in_flight.clone_from(&chosen);
-        self.in_flight_holds = true;
-        self.floor = None;
-        Step::Send(chosen)
     }
 
     /// What was in flight was accepted.

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-use super::{STORE_PATIENCE, Sender, SenderError, destination::OwedPdu, ledger::Entry, timely};
+use super::{STORE_PATIENCE, Sender, SenderError, ledger::Entry, timely, transaction::OwedPdu};
 use crate::core::{
     clock,
     event::{self, ParsedEvent},

@@ -12,9 +12,10 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    destination::{Destination, Limits, OwedPdu, Step},
+    destination::{Destination, Limits, Step},
     outstanding::Outstanding,
     sticky::backlog::Backlog,
+    transaction::OwedPdu,
 };
 use crate::core::{
     clock::Now,

@@ -16,6 +16,7 @@ pub mod shard;
 #[cfg(test)]
 mod simulation;
 pub mod sticky;
+pub mod transaction;
 pub mod wake;
 mod worker;
 

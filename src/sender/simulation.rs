@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 use super::{
     catch_up::Page,
-    destination::{Limits, OwedPdu, Step},
+    destination::{Limits, Step},
     ledger::{Entry, Ledger},
+    transaction::OwedPdu,
 };
 use crate::core::{
     clock::{Millis, Now},

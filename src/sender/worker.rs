@@ -12,8 +12,9 @@ use super::{
     Sender,
     attempt::{Attempt, PAUSE},
     catch_up::Page,
-    destination::{OwedPdu, Step},
+    destination::Step,
     ledger::Wake,
+    transaction::OwedPdu,
 };
 use crate::{
     core::{clock, id::ServerName, store::StoreError},

@@ -1,5 +1,8 @@
 use super::*;
-use crate::core::{clock::Millis, id::StickyPosition, store::BacklogRow};
+use crate::{
+    core::{clock::Millis, event::Pdu, id::StickyPosition, store::BacklogRow},
+    sender::transaction::HOLD_PATIENCE,
+};
 
 const LIMITS: Limits = Limits {
     pending: 1_000,
