@@ -77,7 +77,7 @@ impl Default for Log {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
-            filter: "info".to_owned(),
+            filter: "info,sqlx=warn".to_owned(),
         }
     }
 }
