@@ -33,15 +33,6 @@ impl Store {
         Ok(rows.into_iter().map(owed).collect())
     }
 
-    /// The lowest position that `destination` is owed: above its `last_successful`, or of all if it has none.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn lowest_owed(&self, destination: &ServerName) -> Result<Option<StreamOrdering>, StoreError> {
-        let records = self.destinations(std::slice::from_ref(destination)).await?;
-        Ok(records.get(destination).and_then(|record| record.owed_from))
-    }
-
     /// Records that `destination` caught up from `old` to `new`, its `last_successful` from now on.
     ///
     /// Catch-up sends only the newest of each room. With `mark_sticky`, our sticky events that it passed over (above

@@ -110,18 +110,4 @@ impl Store {
         })
         .collect()
     }
-
-    /// The position of the last `caches` row that we wrote.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn last_cache_token(&self) -> Result<Option<Token>, StoreError> {
-        let token: Option<i64> = sqlx::query_scalar(
-            "SELECT max(stream_id) FROM cache_invalidation_stream_by_instance WHERE instance_name = $1",
-        )
-        .bind(self.me.as_str())
-        .fetch_one(&self.pool)
-        .await?;
-        Ok(token.map(Token))
-    }
 }
