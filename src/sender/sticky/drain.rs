@@ -28,7 +28,7 @@ struct Page {
 
 /// How far an answer takes a room.
 #[derive(Debug, PartialEq, Eq)]
-enum Reached {
+pub(super) enum Reached {
     /// Past the page.
     End,
     /// Up to a PDU that was left out so often by now.
@@ -227,7 +227,7 @@ impl Worker {
 ///
 /// A joiner that has not finished its join answers 200 and leaves the PDUs out: those were not delivered. PDUs that were
 /// left out of the same answers are given up together.
-fn settle(pdus: &[(StickyPosition, Pdu)], accepted: &Accepted, unlisted: u32) -> Reached {
+pub(super) fn settle(pdus: &[(StickyPosition, Pdu)], accepted: &Accepted, unlisted: u32) -> Reached {
     let Some(first) = pdus.iter().position(|(_, pdu)| !accepted.lists(&pdu.event_id)) else {
         return Reached::End;
     };

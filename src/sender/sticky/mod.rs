@@ -4,3 +4,5 @@
 pub mod backlog;
 mod detect;
 mod drain;
+#[cfg(test)]
+mod simulation;
