@@ -3,8 +3,10 @@
 //!
 //! A seed that fails goes into `REGRESSIONS`.
 
+mod database;
+
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -12,6 +14,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 use tokio::time::Instant;
 
+use self::database::Database;
 use super::{
     catch_up::Page,
     destination::{Limits, Step},
@@ -22,7 +25,7 @@ use crate::core::{
     clock::{Millis, Now},
     event::Pdu,
     id::{RoomId, ServerName, StreamOrdering},
-    store::{Checkpoint, DestinationRecord, EventCursor, OwedRoom, RetryTimings},
+    store::{Checkpoint, EventCursor, OwedRoom, RetryTimings},
 };
 
 const REGRESSIONS: &[u64] = &[];
@@ -33,49 +36,6 @@ const LIMITS: Limits = Limits {
     age: Duration::from_secs(10),
     bytes: 1_000,
 };
-
-/// What the database holds.
-#[derive(Default, Clone)]
-struct Database {
-    cursor: StreamOrdering,
-    last_successful: HashMap<ServerName, StreamOrdering>,
-    rows: BTreeMap<(ServerName, RoomId), StreamOrdering>,
-    retry: HashMap<ServerName, RetryTimings>,
-}
-
-impl Database {
-    fn owed_rooms(&self, name: &ServerName, after: Option<StreamOrdering>) -> Vec<(RoomId, StreamOrdering)> {
-        let rows = self
-            .rows
-            .iter()
-            .filter(|((to, _), at)| to == name && after.is_none_or(|after| **at > after));
-        let mut rows: Vec<_> = rows.map(|((_, room), at)| (room.clone(), *at)).collect();
-        rows.sort_by_key(|(_, at)| *at);
-        rows
-    }
-
-    fn record(&self, name: &ServerName) -> DestinationRecord {
-        let last_successful = self.last_successful.get(name).copied();
-        let rows = self.owed_rooms(name, last_successful);
-        DestinationRecord {
-            last_successful,
-            retry: self.retry.get(name).copied().unwrap_or_default(),
-            owed_from: rows.first().map(|(_, at)| *at),
-            owed_up_to: rows.last().map(|(_, at)| *at),
-            has_backlog: false,
-        }
-    }
-
-    fn write(&mut self, checkpoint: &Checkpoint) {
-        assert!(checkpoint.cursor >= self.cursor, "the cursor went back");
-        self.cursor = checkpoint.cursor;
-        self.last_successful.extend(checkpoint.last_successful.iter().cloned());
-        for (name, room, at) in &checkpoint.owed {
-            let row = self.rows.entry((name.clone(), room.clone())).or_insert(*at);
-            *row = (*row).max(*at);
-        }
-    }
-}
 
 struct Event {
     ordering: StreamOrdering,
