@@ -14,6 +14,7 @@ mod tls;
 mod answers;
 mod endings;
 mod homeserver;
+mod recipients;
 mod remote;
 mod running;
 
