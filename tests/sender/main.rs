@@ -16,6 +16,7 @@ mod endings;
 mod homeserver;
 mod recipients;
 mod remote;
+mod replication;
 mod running;
 
 use std::time::Duration;

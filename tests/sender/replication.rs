@@ -1,0 +1,180 @@
+//! What is heard on the channel, and what is said there.
+
+use std::time::Duration;
+
+use burdock::{
+    core::{clock, store::StoreError},
+    sender::SenderError,
+};
+
+use crate::{
+    homeserver::{Homeserver, ME},
+    remote::{Remotes, Reply},
+    running::{Settings, start_beside},
+    until,
+};
+
+#[tokio::test]
+async fn news_of_a_new_server_has_its_backlog_sent_at_once() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let (scanned, told) = (remotes.add(), remotes.add());
+    homeserver.room("!a", &[&scanned, &told]).await;
+    let sticky = homeserver.sticky("!a", 2, Duration::from_hours(1)).await;
+    homeserver.all_is_sent().await;
+    let running = start_beside(&homeserver, Settings::default()).await;
+    let owe =
+        |server: &str| format!("INSERT INTO destination_rooms_sticky_events_backlog VALUES ('{server}', '!a', 1)");
+    // Once this one has its own, the looks at the table that belong to the start are over.
+    homeserver.run(&owe(&scanned.name)).await;
+    homeserver.say("REMOTE_SERVER_UP elsewhere.example").await;
+    scanned.accepts(&sticky[1]).await;
+    homeserver.run(&owe(&told.name)).await;
+    homeserver.say(&format!("NEW_SERVER_JOINED {} !a", told.name)).await;
+    told.accepts(&sticky[1]).await;
+    assert_eq!(told.accepted(), sticky);
+    until("nothing is left of the backlog", async || {
+        homeserver.backlog().await.is_empty()
+    })
+    .await;
+    running.drain().await;
+}
+
+/// Both ways in which other processes tell that a server was heard of.
+#[tokio::test]
+async fn a_back_off_that_another_process_ended_is_over() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let (by_cache, by_command) = (remotes.add(), remotes.add());
+    homeserver.room("!a", &[&by_cache, &by_command]).await;
+    homeserver.all_is_sent().await;
+    let now = clock::now().wall.0;
+    for server in [&by_cache, &by_command] {
+        homeserver
+            .run(&format!(
+                "INSERT INTO destinations (destination, retry_last_ts, retry_interval, failure_ts)
+                 VALUES ('{}', {now}, 3600000, {now})",
+                server.name
+            ))
+            .await;
+    }
+    let owed = homeserver.message("!a").await;
+    let running = start_beside(&homeserver, Settings::default()).await;
+    for server in [&by_cache, &by_command] {
+        until("it is recorded as owed", async || {
+            !homeserver.owed(server).await.is_empty()
+        })
+        .await;
+    }
+    assert_eq!(by_cache.connections() + by_command.connections(), 0);
+
+    let reset = "UPDATE destinations SET retry_last_ts = 0, retry_interval = 0, failure_ts = NULL WHERE destination =";
+    homeserver.run(&format!("{reset} '{}'", by_cache.name)).await;
+    homeserver.say("POSITION caches master 0 0").await;
+    homeserver
+        .say(&format!(
+            r#"RDATA caches master 1 ["get_destination_retry_timings",["{}"],1]"#,
+            by_cache.name
+        ))
+        .await;
+    by_cache.accepts(&owed).await;
+    assert_eq!(by_command.connections(), 0);
+
+    homeserver.run(&format!("{reset} '{}'", by_command.name)).await;
+    homeserver.say(&format!("REMOTE_SERVER_UP {}", by_command.name)).await;
+    by_command.accepts(&owed).await;
+    running.drain().await;
+    assert_eq!(homeserver.cache_rows().await, [0_i64; 0], "none of it was our doing");
+}
+
+#[tokio::test]
+async fn the_end_of_a_back_off_of_ours_is_told_once_and_after_it_is_written() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    homeserver.all_is_sent().await;
+    let message = homeserver.message("!a").await;
+    let mut failures = 0;
+    remote.answers(move |_| {
+        failures += 1;
+        if failures <= 3 { Reply::Refuse(404) } else { Reply::Hold }
+    });
+    let running = start_beside(&homeserver, Settings::default()).await;
+    remote.gets(4).await;
+    homeserver.asks_for_positions().await;
+    assert_eq!(homeserver.heard("REMOTE_SERVER_UP"), [""; 0]);
+    assert_eq!(
+        homeserver.heard("RDATA caches").len(),
+        3,
+        "one for each step of back-off"
+    );
+    remote.answers(|_| Reply::Accept);
+    remote.release();
+    let up = format!("REMOTE_SERVER_UP {}", remote.name);
+    homeserver.hears(&up).await;
+    let destination = "SELECT retry_last_ts, retry_interval, failure_ts FROM destinations";
+    assert_eq!(homeserver.rows(destination).await, ["(0,0,)"]);
+
+    remote.accepts(&message).await;
+    let last = homeserver.message("!a").await;
+    homeserver.announce().await;
+    remote.accepts(&last).await;
+    let position = homeserver.asks_for_positions().await;
+    assert_eq!(homeserver.heard("REMOTE_SERVER_UP"), [up]);
+    let rows = homeserver.cache_rows().await;
+    assert_eq!(rows.len(), 4);
+    let lines: Vec<_> = homeserver.heard("RDATA caches");
+    for (line, token) in lines.iter().zip(&rows) {
+        let start = format!(
+            r#"RDATA caches {ME} {token} ["get_destination_retry_timings",["{}"],"#,
+            remote.name
+        );
+        assert!(line.starts_with(&start), "{line} for {start}");
+    }
+    assert_eq!(lines.len(), rows.len());
+    assert_eq!(position, format!("POSITION caches {ME} {0} {0}", rows[3]));
+    running.drain().await;
+}
+
+#[tokio::test]
+async fn an_acknowledgement_that_is_not_ours_ends_it() {
+    let Some(homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let running = start_beside(&homeserver, Settings::default()).await;
+    homeserver.say("FEDERATION_ACK another 5").await;
+    homeserver.asks_for_positions().await;
+    homeserver.say(&format!("FEDERATION_ACK {ME} 5")).await;
+    let error = running.ends().await.expect_err("a twin is alive");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("another federation sender runs under our instance name sender"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn it_ends_when_its_place_is_taken() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    let running = start_beside(&homeserver, Settings::default()).await;
+    homeserver.run("DELETE FROM federation_stream_position").await;
+    homeserver.message("!a").await;
+    homeserver.announce().await;
+    let ended = running.ends().await;
+    assert!(
+        matches!(ended, Err(SenderError::Store(StoreError::TakenOver))),
+        "{ended:?}"
+    );
+}
