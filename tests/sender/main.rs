@@ -18,6 +18,7 @@ mod recipients;
 mod remote;
 mod replication;
 mod running;
+mod sticky;
 
 use std::time::Duration;
 
