@@ -12,6 +12,7 @@ mod serve;
 mod tls;
 
 mod answers;
+mod behind;
 mod endings;
 mod homeserver;
 mod recipients;
