@@ -34,7 +34,6 @@ async fn until(what: &str, condition: impl AsyncFn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    if tokio::time::timeout(PATIENCE, holds).await.is_err() {
-        panic!("did not happen: {what}");
-    }
+    let held = tokio::time::timeout(PATIENCE, holds).await;
+    assert!(held.is_ok(), "did not happen: {what}");
 }

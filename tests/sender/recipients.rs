@@ -80,7 +80,7 @@ async fn an_event_above_the_least_position_of_all_writers_waits() {
     remote.accepts(&first).await;
     assert_eq!(
         remote.accepted(),
-        [first.clone()],
+        std::slice::from_ref(&first),
         "what w2 may still write comes first"
     );
     let second = homeserver.message_by("w2", "!a", start + 2).await;
