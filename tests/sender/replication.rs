@@ -7,7 +7,10 @@ use burdock::{
     sender::SenderError,
 };
 
+use tokio::time::timeout;
+
 use crate::{
+    PATIENCE,
     homeserver::{Homeserver, ME},
     remote::{Remotes, Reply},
     running::{Settings, start_beside},
@@ -49,18 +52,20 @@ async fn news_of_a_new_server_has_its_backlog_sent_at_once() {
     running.drain().await;
 }
 
-/// Both ways in which other processes tell that a server was heard of.
+/// Both ways in which other processes tell that a server was heard of, and one that the sender has not met yet.
 #[tokio::test]
 async fn a_back_off_that_another_process_ended_is_over() {
     let Some(mut homeserver) = Homeserver::new().await else {
         return;
     };
     let remotes = Remotes::start().await;
-    let (by_cache, by_command) = (remotes.add(), remotes.add());
+    let (by_cache, by_command, not_met) = (remotes.add(), remotes.add(), remotes.add());
+    homeserver.room("!b", &[&not_met]).await;
+    let owed_before = homeserver.message("!b").await;
     homeserver.room("!a", &[&by_cache, &by_command]).await;
     homeserver.all_is_sent().await;
     let now = clock::now().wall.0;
-    for server in [&by_cache, &by_command] {
+    for server in [&by_cache, &by_command, &not_met] {
         homeserver
             .run(&format!(
                 "INSERT INTO destinations (destination, retry_last_ts, retry_interval, failure_ts)
@@ -69,6 +74,13 @@ async fn a_back_off_that_another_process_ended_is_over() {
             ))
             .await;
     }
+    homeserver
+        .run(&format!(
+            "INSERT INTO destination_rooms (destination, room_id, stream_ordering) VALUES ('{}', '!b', {})",
+            not_met.name,
+            &owed_before[1..]
+        ))
+        .await;
     let owed = homeserver.message("!a").await;
     let running = start_beside(&homeserver, Settings::default()).await;
     for server in [&by_cache, &by_command] {
@@ -91,9 +103,11 @@ async fn a_back_off_that_another_process_ended_is_over() {
     by_cache.accepts(&owed).await;
     assert_eq!(by_command.connections(), 0);
 
-    homeserver.run(&format!("{reset} '{}'", by_command.name)).await;
-    homeserver.say(&format!("REMOTE_SERVER_UP {}", by_command.name)).await;
-    by_command.accepts(&owed).await;
+    for (server, owed) in [(by_command, owed), (not_met, owed_before)] {
+        homeserver.run(&format!("{reset} '{}'", server.name)).await;
+        homeserver.say(&format!("REMOTE_SERVER_UP {}", server.name)).await;
+        server.accepts(&owed).await;
+    }
     running.drain().await;
     assert_eq!(homeserver.cache_rows().await, [0_i64; 0], "none of it was our doing");
 }
@@ -123,7 +137,18 @@ async fn the_end_of_a_back_off_of_ours_is_told_once_and_after_it_is_written() {
         "one for each step of back-off"
     );
     remote.answers(|_| Reply::Accept);
+    let mut blocker = homeserver.pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE cache_invalidation_stream_by_instance IN EXCLUSIVE MODE")
+        .execute(&mut *blocker)
+        .await
+        .unwrap();
     remote.release();
+    timeout(PATIENCE, homeserver.until_waiting())
+        .await
+        .expect("the end of the back-off is to be written");
+    homeserver.asks_for_positions().await;
+    assert_eq!(homeserver.heard("REMOTE_SERVER_UP"), [""; 0], "it is not written yet");
+    blocker.rollback().await.unwrap();
     let up = format!("REMOTE_SERVER_UP {}", remote.name);
     homeserver.hears(&up).await;
     let destination = "SELECT retry_last_ts, retry_interval, failure_ts FROM destinations";
