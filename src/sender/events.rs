@@ -22,8 +22,8 @@ use crate::core::{
     store::{StoreError, StoredEvent},
 };
 
-/// Events of ours read at once.
-const PAGE: i64 = 250;
+/// Events of ours read at once, at most.
+const PAGE: usize = 250;
 
 /// A look without being told: repairs whatever notification was lost.
 const SLOW_TICK: Duration = Duration::from_mins(1);
@@ -132,9 +132,11 @@ impl EventLoop {
         if self.undecided.values().map(VecDeque::len).sum::<usize>() >= UNDECIDED_LIMIT {
             return Ok(false);
         }
+        // A destination may be half full before it sets the pace: what is read next must fit in above that.
+        let limit = i64::try_from(PAGE.min(sender.limits.pending / 2).max(1)).unwrap_or(1);
         let read = async {
             if head < target {
-                timely(sender.store.own_events(head, target, PAGE)).await.map(Some)
+                timely(sender.store.own_events(head, target, limit)).await.map(Some)
             } else {
                 Ok(None)
             }
@@ -156,7 +158,7 @@ impl EventLoop {
         }
         let Some(page) = page? else { return Ok(false) };
         let read_up_to = page.read_up_to;
-        self.full = i64::try_from(page.events.len()).is_ok_and(|read| read >= PAGE);
+        self.full = i64::try_from(page.events.len()).is_ok_and(|read| read >= limit);
         self.enter(page.events, read_up_to).await?;
         sender.metrics.event_position.set(read_up_to.0);
         Ok(read_up_to < target)

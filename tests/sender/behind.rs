@@ -1,0 +1,128 @@
+//! Destinations that are owed much, or are many.
+
+use crate::{
+    homeserver::Homeserver,
+    remote::{Remotes, Reply},
+    running::{Settings, start_beside},
+    until,
+};
+
+#[tokio::test]
+async fn a_server_that_was_never_reached_is_caught_up_without_any_traffic() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    for room in ["!a", "!b"] {
+        homeserver.room(room, &[&remote]).await;
+    }
+    let owed = [homeserver.message("!b").await, homeserver.message("!a").await];
+    homeserver.all_is_sent().await;
+    homeserver
+        .run(&format!(
+            "INSERT INTO destinations (destination) VALUES ('{0}');
+             INSERT INTO destination_rooms (destination, room_id, stream_ordering)
+             VALUES ('{0}', '!a', {2}), ('{0}', '!b', {1})",
+            remote.name,
+            &owed[0][1..],
+            &owed[1][1..]
+        ))
+        .await;
+    let running = start_beside(&homeserver, Settings::default()).await;
+    remote.accepts(&owed[1]).await;
+    running.drain().await;
+    assert_eq!(remote.accepted(), owed);
+    let destination = "SELECT last_successful_stream_ordering FROM destinations";
+    assert_eq!(homeserver.rows(destination).await, [format!("({})", &owed[1][1..])]);
+}
+
+#[tokio::test]
+async fn nobody_falls_behind_for_our_absence_however_little_is_kept_for_it() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    homeserver.all_is_sent().await;
+    let messages = homeserver.messages("!a", 300).await;
+    let settings = Settings {
+        pending: 100,
+        ..Settings::default()
+    };
+    let running = start_beside(&homeserver, settings).await;
+    remote.accepts(&messages[299]).await;
+    running.drain().await;
+    assert!(remote.accepted() == messages, "each once, in order");
+}
+
+#[tokio::test]
+async fn a_dead_server_costs_no_memory_and_holds_nothing_up() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let (dead, alive) = (remotes.add(), remotes.add());
+    homeserver.room("!a", &[&dead, &alive]).await;
+    homeserver.all_is_sent().await;
+    let messages = homeserver.messages("!a", 5_000).await;
+    dead.answers(|_| Reply::Hold);
+    let settings = Settings {
+        pending: 500,
+        ..Settings::default()
+    };
+    let running = start_beside(&homeserver, settings).await;
+    alive.accepts(&messages[4_999]).await;
+    // The cursor passes what is a row by then.
+    until("the dead server is behind", async || {
+        homeserver.cursor().await == homeserver.position
+    })
+    .await;
+    until("its queue is let go", async || running.metrics.pending_pdus.get() <= 50).await;
+    assert_eq!(homeserver.owed(&dead).await, [format!("(!a,{})", homeserver.position)]);
+    assert_eq!(dead.transactions().len(), 1);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn all_that_are_due_are_tried_at_once_but_for_the_bound_on_connections() {
+    const SERVERS: usize = 700;
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let servers: Vec<_> = (0..SERVERS).map(|_| remotes.add()).collect();
+    homeserver.room("!a", &[&servers[0]]).await;
+    let owed = homeserver.message("!a").await;
+    homeserver.all_is_sent().await;
+    let names = servers.iter().map(|server| format!("('{}')", server.name));
+    homeserver
+        .run(&format!(
+            "INSERT INTO destinations (destination) VALUES {};
+             INSERT INTO destination_rooms (destination, room_id, stream_ordering)
+             SELECT destination, '!a', {} FROM destinations",
+            names.collect::<Vec<_>>().join(","),
+            &owed[1..]
+        ))
+        .await;
+    let settings = Settings {
+        max_connecting: 8,
+        ..Settings::default()
+    };
+    let running = start_beside(&homeserver, settings).await;
+    until("all have what they are owed", async || {
+        servers.iter().all(|server| server.accepted() == [owed.clone()])
+    })
+    .await;
+    assert!(
+        (2..=8).contains(&remotes.most_in_setup()),
+        "{}",
+        remotes.most_in_setup()
+    );
+    running.drain().await;
+    assert_eq!(
+        servers.iter().map(|server| server.connections()).sum::<usize>(),
+        SERVERS
+    );
+}
