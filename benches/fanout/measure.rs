@@ -129,7 +129,7 @@ impl Measurement<'_> {
             time: last - start,
             transactions: received.transactions,
             pdus: received.pdus,
-            cpu: self.cpu()? - cpu,
+            cpu: self.cpu()?.saturating_sub(cpu),
         })
     }
 

@@ -8,18 +8,15 @@ use crate::rig::sender::Kind;
 /// Prints a column for each sender.
 pub fn print(servers: u16, events: usize, columns: &[(Kind, Figures)]) {
     let line = |what: &str, figure: &dyn Fn(&Figures) -> String| {
-        let figures: String = columns
+        let figures: Vec<_> = columns
             .iter()
-            .map(|(_, figures)| format!(" {:>16} |", figure(figures)))
+            .map(|(_, figures)| format!("{:>16}", figure(figures)))
             .collect();
-        println!("| {what:<52} |{figures}");
+        println!("| {what:<52} | {} |", figures.join(" | "));
     };
     println!("{servers} servers in the room\n");
-    let heads: String = columns
-        .iter()
-        .map(|(kind, _)| format!(" {:>16} |", name(*kind)))
-        .collect();
-    println!("| {:<52} |{heads}", "");
+    let heads: Vec<_> = columns.iter().map(|(kind, _)| format!("{:>16}", name(*kind))).collect();
+    println!("| {:<52} | {} |", "", heads.join(" | "));
     println!("| {:-<52} |{}", "", format!(" {:->16} |", ":").repeat(columns.len()));
     line("1 event, no connections: answer to last receipt", &|f| ms(f.cold));
     line("1 event, connections warm: median", &|f| ms(f.warm[f.warm.len() / 2]));

@@ -104,7 +104,6 @@ impl Worker {
             return Flow::Break(());
         }
         let step = sender.ledger.lock().next(&self.name, clock::now());
-        // The rare steps are boxed: a task is made anew for nearly every transaction, and theirs are 30 kB of it.
         let done = match step {
             Step::Idle => return Flow::Break(()),
             Step::Wait(until) => {
@@ -133,8 +132,8 @@ impl Worker {
                 after,
                 up_to,
                 rest_in_memory,
-            } => Box::pin(self.catch_up(after, up_to, rest_in_memory)).await,
-            Step::Backlog(step) => Box::pin(self.work_on_backlog(step)).await,
+            } => self.catch_up(after, up_to, rest_in_memory).await,
+            Step::Backlog(step) => self.work_on_backlog(step).await,
         };
         if let Err(error) = done {
             self.report(&error);
