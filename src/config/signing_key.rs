@@ -84,7 +84,7 @@ mod tests {
         let key = parse(&format!("\ned25519 a_test {SEED}\ned25519 a_old {SEED}=\n")).expect("a key");
         assert_eq!(key.key_id(), "ed25519:a_test");
         let expected = SigningKey::from_seed("a_test", &std::array::from_fn(|i| u8::try_from(i).unwrap_or(0)));
-        assert_eq!(key.sign(b"x"), expected.sign(b"x"));
+        assert_eq!(key.sign(&[b"x"]), expected.sign(&[b"x"]));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The homeserver's signing key.
 
-use ed25519_dalek::{Signer, SigningKey as Ed25519Key};
+use ed25519_dalek::{SigningKey as Ed25519Key, ed25519::signature::MultipartSigner};
 
 /// An ed25519 key with its Matrix key id. Printing it shows the id only.
 #[derive(Clone)]
@@ -25,10 +25,10 @@ impl SigningKey {
         &self.key_id
     }
 
-    /// The signature over `message`.
+    /// The signature over the message whose parts these are, one after another.
     #[must_use]
-    pub fn sign(&self, message: &[u8]) -> [u8; 64] {
-        self.key.sign(message).to_bytes()
+    pub fn sign(&self, parts: &[&[u8]]) -> [u8; 64] {
+        self.key.multipart_sign(parts).to_bytes()
     }
 }
 

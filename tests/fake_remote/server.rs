@@ -79,7 +79,8 @@ impl State {
 }
 
 impl FakeServer {
-    fn new(name: &str, keys: Arc<Keys>) -> Self {
+    /// A server of this name. Requests are checked against these servers' keys.
+    pub fn new(name: &str, keys: Arc<Keys>) -> Self {
         let seed = Sha256::digest(name.as_bytes()).into();
         Self {
             identity: Identity {
@@ -118,7 +119,8 @@ impl FakeServer {
         self.state.lock().asked
     }
 
-    async fn answer(&self, request: Request<Bytes>) -> Option<Answer> {
+    /// The answer to a request; `None` hangs up.
+    pub async fn answer(&self, request: Request<Bytes>) -> Option<Answer> {
         let path = request.uri().path();
         if self.state.lock().mode == Mode::Down {
             return None;

@@ -70,12 +70,14 @@ where
     F: Future<Output = Result<T, StoreError>>,
 {
     for _ in 1..ATTEMPTS {
-        match attempt().await {
+        // Some are 15 kB, and every future on the way to here would hold that twice: also a destination's task, of which
+        // there is a new one for nearly every transaction.
+        match Box::pin(attempt()).await {
             Err(StoreError::Conflict(reason)) => tracing::debug!(%reason, "repeating a transaction"),
             result => return result,
         }
     }
-    attempt().await
+    Box::pin(attempt()).await
 }
 
 /// The connection's parameters. What the configuration leaves out comes from libpq's environment variables, as it does

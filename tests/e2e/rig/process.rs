@@ -87,6 +87,16 @@ impl Process {
         }
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, name: &str) {
+        signal(name, self.id());
+    }
+
     /// How it ended, if it did.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
@@ -94,7 +104,7 @@ impl Process {
 
     /// Asks it to end, and kills it if it has not after 20 s. Fails if it had to be killed.
     pub async fn stop(mut self) -> Result<ExitStatus> {
-        signal("TERM", self.child.id());
+        self.signal("TERM");
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
             if let Some(status) = self.ended() {
@@ -117,8 +127,8 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        RUNNING.lock().remove(&self.child.id());
-        if let Some(file) = pid_file(self.child.id()) {
+        RUNNING.lock().remove(&self.id());
+        if let Some(file) = pid_file(self.id()) {
             let _ = fs::remove_file(file);
         }
         if std::thread::panicking() {

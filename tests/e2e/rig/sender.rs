@@ -27,7 +27,7 @@ impl Kind {
 
 /// A running sender. It is killed when dropped.
 pub struct Sender {
-    process: Process,
+    pub process: Process,
     kind: Kind,
 }
 
