@@ -249,3 +249,17 @@ async fn a_broken_lock_is_taken_again_and_a_lost_one_is_told() {
         .expect("the loss is noticed");
     assert!(matches!(lost, StoreError::AlreadyRunning(_)), "{lost}");
 }
+
+#[tokio::test]
+async fn the_database_of_another_homeserver_is_refused() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let store = db.store("fed1").await;
+    db.run(&format!("INSERT INTO users (name) VALUES ('@ann:{US}')")).await;
+    assert_eq!(store.check(&db.config()).await, Ok(()));
+    db.run("INSERT INTO users (name) VALUES ('@bob:else.example')").await;
+    let Err(StoreError::Incompatible(message)) = store.check(&db.config()).await else {
+        panic!("accepted")
+    };
+    assert!(message.contains("@bob:else.example"), "{message}");
+    assert!(message.contains(US), "{message}");
+}

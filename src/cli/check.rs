@@ -4,10 +4,14 @@ use std::fmt::{Display, Write};
 
 use crate::config::{Config, Database, Redis, RedisAddress};
 
+/// What an operator who only sees this process, and not its README, must know.
+pub(super) const NOT_SENT: &str = "EDUs are not sent yet: no to-device messages (end-to-end encryption with other \
+                                   servers' users needs them), no device lists, receipts, typing or presence";
+
 /// A line a subject, without secrets; warnings first.
 pub(super) fn summary(config: &Config) -> String {
     let mut text = String::new();
-    for warning in &config.warnings {
+    for warning in config.warnings.iter().map(String::as_str).chain([NOT_SENT]) {
         line(&mut text, "warning", warning);
     }
     line(&mut text, "server", &config.server_name);
@@ -42,17 +46,24 @@ fn list(names: &[impl Display]) -> String {
     names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn database(database: &Database) -> String {
+/// The database, for messages.
+pub(super) fn database(database: &Database) -> String {
     let host = database.host.as_deref().unwrap_or("the local socket");
     let port = database.port.map_or(String::new(), |port| format!(" port {port}"));
-    format!("{} at {host}{port}", database.name)
+    let user = database
+        .user
+        .as_ref()
+        .map_or(String::new(), |user| format!(" as {user}"));
+    format!("{} at {host}{port}{user}", database.name)
 }
 
 fn redis(redis: &Redis) -> String {
     match &redis.address {
         RedisAddress::Unix(path) => path.display().to_string(),
         RedisAddress::Tcp { host, port, tls } => {
-            format!("{host} port {port}{}", if tls.is_some() { " with TLS" } else { "" })
+            let tls = if tls.is_some() { " with TLS" } else { "" };
+            let dbid = redis.dbid.map_or(String::new(), |dbid| format!(" database {dbid}"));
+            format!("{host} port {port}{dbid}{tls}")
         }
     }
 }

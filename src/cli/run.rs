@@ -8,6 +8,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 use tokio_util::task::TaskTracker;
 
 use super::{
+    check,
     lifecycle::{Ended, Lifecycle},
     logging,
 };
@@ -44,7 +45,7 @@ pub(super) fn run(config: Config) -> ExitCode {
 }
 
 async fn live(config: Config) -> anyhow::Result<Ended> {
-    for warning in &config.warnings {
+    for warning in config.warnings.iter().map(String::as_str).chain([check::NOT_SENT]) {
         tracing::warn!("{warning}");
     }
     let lifecycle = Lifecycle::start().context("cannot listen for signals")?;
@@ -66,8 +67,11 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
     };
     let metrics = Arc::new(Metrics::new(&config.server_name));
 
-    let store = Store::connect(&config.database, config.instance.clone(), config.server_name.clone()).await?;
-    store.check(&config.database).await?;
+    let database = || format!("database {}", check::database(&config.database));
+    let store = Store::connect(&config.database, config.instance.clone(), config.server_name.clone())
+        .await
+        .with_context(database)?;
+    store.check(&config.database).await.with_context(database)?;
     store.migrate().await?;
     // Before anything is read that another process of our name could still move.
     let lock = store.lock_instance().await?;

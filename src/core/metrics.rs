@@ -40,6 +40,10 @@ pub struct Metrics {
     pub sticky_backlog_abandoned: Counter,
     /// From when a join became visible to us to the last sticky event of that backlog accepted, seconds.
     pub join_to_last_sticky: Histogram,
+    /// Whether the event loop could read from the database when it last tried: 1 or 0.
+    pub database_up: Gauge,
+    /// Whether the subscription to Redis stands: 1 or 0.
+    pub redis_up: Gauge,
     /// Events whose hosts could not be computed in time, so that the joined hosts stood in.
     pub hosts_fallback: Counter,
     /// Errors for single PDUs in answers that were otherwise good.
@@ -145,6 +149,8 @@ impl Metrics {
             destinations: Family::default(),
             checkpoint_seconds: Histogram::new([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0]),
             checkpoints: Family::default(),
+            database_up: Gauge::default(),
+            redis_up: Gauge::default(),
             hosts_fallback: Counter::default(),
             pdu_errors: Counter::default(),
             http_responses: Family::default(),
@@ -281,8 +287,18 @@ impl Metrics {
 
         registry.register(
             "burdock_destinations",
-            "Destinations by state",
+            "Destinations met since the start: live (get events as they come), behind (are caught up), backoff (failed, wait)",
             self.destinations.clone(),
+        );
+        registry.register(
+            "burdock_database_up",
+            "Whether events could be read when last tried",
+            self.database_up.clone(),
+        );
+        registry.register(
+            "burdock_redis_up",
+            "Whether the subscription to Redis stands",
+            self.redis_up.clone(),
         );
         registry.register("burdock_checkpoints", "Checkpoints by result", self.checkpoints.clone());
         registry.register(

@@ -63,7 +63,11 @@ impl Sender {
                 }
                 (AfterTry::Retry, outcome) => {
                     retries += 1;
-                    debug!(%destination, transaction, retries, ?outcome, "try failed");
+                    if retries == 1 {
+                        info!(%destination, transaction, ?outcome, "not reached; trying again");
+                    } else {
+                        debug!(%destination, transaction, retries, ?outcome, "not reached");
+                    }
                     backoff::before_retry(retries, &self.policy, &mut *self.rng.lock())
                 }
                 (AfterTry::Content, outcome) => {

@@ -85,7 +85,9 @@ impl EventLoop {
             let heard = *self.up_to.borrow_and_update();
             self.target = self.target.max(heard);
             // No limit of time on the whole: what is slow in it has one of its own.
-            let pause = match self.advance(self.target).await {
+            let advanced = self.advance(self.target).await;
+            sender.metrics.database_up.set(i64::from(advanced.is_ok()));
+            let pause = match advanced {
                 Ok(true) => Duration::ZERO,
                 Ok(false) if self.undecided.is_empty() => SLOW_TICK,
                 Ok(false) => DECIDE_INTERVAL,

@@ -29,6 +29,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tokio_util::task::TaskTracker;
+use tracing::info;
 
 use self::{
     bodies::Bodies, checkpoint::Checkpoints, destination::Limits, events::EventLoop, ledger::Ledger, shard::Shard,
@@ -219,6 +220,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         async { listen.await.inspect_err(|_| drain.cancel()) },
         async { checkpoints.await.inspect_err(|_| drain.cancel()) },
     );
+    info!(cursor = %sender.ledger.lock().cursor(), "stopped");
     kept?;
     listened?;
     scanned?;

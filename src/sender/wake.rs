@@ -7,7 +7,7 @@ use tokio::{
     sync::mpsc,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
-use tracing::{debug, error, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{Sender, SenderError, timely};
 use crate::core::{
@@ -94,8 +94,13 @@ impl Sender {
                     error!(%error, "stopping");
                     return Err(error.into());
                 }
-                Some(Heard::Disconnected) => unheard = Unheard::Still,
+                Some(Heard::Disconnected) => {
+                    info!("without Redis, the database is asked for new events every two seconds");
+                    self.metrics.redis_up.set(0);
+                    unheard = Unheard::Still;
+                }
                 Some(Heard::Connected) => {
+                    self.metrics.redis_up.set(1);
                     unheard = Unheard::Until(Instant::now() + SETTLING);
                     // Whoever was seen alive meanwhile is due now.
                     self.scan_now.notify_one();

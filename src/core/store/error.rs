@@ -33,7 +33,9 @@ pub enum StoreError {
     )]
     TakenOver,
     /// Another process holds this instance's lock.
-    #[error("another Burdock runs under this instance name (it holds the database lock as backend {0})")]
+    #[error(
+        "another Burdock runs under this instance name (it holds the database lock; its PostgreSQL backend is {0})"
+    )]
     AlreadyRunning(i32),
 }
 
@@ -62,17 +64,25 @@ const PASSING: [&str; 6] = [
     "25",  // the server is read-only: a standby that is being promoted
 ];
 
+/// What the server said, without the place in its own source that sqlx adds.
+fn text(error: &sqlx::Error) -> String {
+    match error {
+        sqlx::Error::Database(said) => said.message().to_owned(),
+        other => other.to_string(),
+    }
+}
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         match &error {
             sqlx::Error::Database(e) if e.code().is_some_and(|code| TRANSIENT.contains(&&*code)) => {
-                Self::Conflict(error.to_string())
+                Self::Conflict(text(&error))
             }
             sqlx::Error::Database(e)
                 if e.code()
                     .is_some_and(|code| !PASSING.iter().any(|class| code.starts_with(class))) =>
             {
-                Self::Refused(error.to_string())
+                Self::Refused(text(&error))
             }
             sqlx::Error::ColumnDecode { index, source } => Self::Damaged {
                 table: format!("(column {index})"),
@@ -80,7 +90,7 @@ impl From<sqlx::Error> for StoreError {
                 what: source.to_string(),
             },
             sqlx::Error::PoolTimedOut => Self::Unavailable("no connection to it became free, or could be made".into()),
-            _ => Self::Unavailable(error.to_string()),
+            _ => Self::Unavailable(text(&error)),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
-use sqlx::{Connection, PgConnection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
 use super::{Store, StoreError};
 
@@ -49,7 +49,8 @@ impl Store {
     /// # Errors
     /// [`StoreError::AlreadyRunning`] if another process has it.
     pub async fn lock_instance(&self) -> Result<InstanceLock, StoreError> {
-        let options = PgConnectOptions::clone(&self.pool.connect_options());
+        // To wait for the lock is what this connection is for.
+        let options = PgConnectOptions::clone(&self.pool.connect_options()).disable_statement_logging();
         let key = key(self.server_name.as_str(), self.me.as_str());
         match take(&options, key).await? {
             Attempt::Taken(connection, backend) => Ok(InstanceLock {

@@ -67,6 +67,7 @@ impl Store {
             );
         }
         self.check_versions().await?;
+        self.check_server_name().await?;
         // The last change that belongs to version 94; a database from an early 94 lacks it.
         if !row.try_get::<bool, _>("backlog")? {
             return incompatible(
@@ -76,6 +77,23 @@ impl Store {
             );
         }
         Ok(())
+    }
+
+    /// Under another name every event of the database would look like somebody else's, and be passed over for good.
+    async fn check_server_name(&self) -> Result<(), StoreError> {
+        let stranger: Option<String> =
+            sqlx::query_scalar("SELECT name FROM users WHERE substr(name, strpos(name, ':') + 1) <> $1 LIMIT 1")
+                .bind(self.server_name.as_str())
+                .fetch_optional(&self.pool)
+                .await?;
+        match stranger {
+            Some(user) => incompatible(format!(
+                "`server_name` is {}, but the database holds the user {user}: it belongs to another homeserver; correct \
+                 `server_name` or `database`",
+                self.server_name
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Checks the versions of Synapse's schema alone. Ask again whenever Synapse may have been upgraded under us.
