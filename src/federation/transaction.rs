@@ -129,6 +129,13 @@ impl Accepted {
             .is_some_and(|results| results.contains_key(event_id))
     }
 
+    /// Whether the destination listed that event and gave no error for it.
+    #[must_use]
+    pub fn took(&self, event_id: &EventId) -> bool {
+        let result = self.results.as_ref().and_then(|results| results.get(event_id));
+        result.is_some_and(Option::is_none)
+    }
+
     /// The events that it gave an error for, with that.
     pub fn errors(&self) -> impl Iterator<Item = (&EventId, &str)> {
         let results = self.results.iter().flatten();

@@ -31,6 +31,8 @@ pub static CERTIFICATES: LazyLock<Certificates> = LazyLock::new(|| Certificates:
 pub enum Reply {
     /// 200, every PDU listed.
     Accept,
+    /// 200, every PDU listed with an error.
+    Errors,
     /// This status.
     Refuse(u16),
     /// As [`Reply::Accept`], once the test calls [`Remote::release`].
@@ -169,6 +171,14 @@ impl Remote {
         };
         match reply {
             Reply::Accept => {}
+            Reply::Errors => {
+                let listed: HashMap<_, _> = transaction
+                    .pdus
+                    .iter()
+                    .map(|id| (id, json!({ "error": "no" })))
+                    .collect();
+                return serve::json(200, &json!({ "pdus": listed }));
+            }
             Reply::Refuse(status) => return serve::json(status, &json!({ "errcode": "M_UNKNOWN", "error": "" })),
             Reply::Hold => {
                 // It fails only if this server is gone.

@@ -110,3 +110,74 @@ async fn a_live_event_does_not_overtake_the_backlog_through_a_restart() {
     assert_eq!(remote.accepted(), [&sticky[..], &[live]].concat());
     assert_eq!(homeserver.backlog().await, [""; 0]);
 }
+
+#[tokio::test]
+async fn a_sticky_event_that_a_server_cannot_stomach_is_given_up_alone() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    let mut sticky = homeserver.sticky("!a", 10, HOUR).await;
+    homeserver.all_is_sent().await;
+    homeserver
+        .run(&format!(
+            "INSERT INTO destination_rooms_sticky_events_backlog VALUES ('{}', '!a', 1)",
+            remote.name
+        ))
+        .await;
+    let poison = sticky.remove(4);
+    {
+        let poison = poison.clone();
+        remote.answers(move |transaction| {
+            if transaction.pdus.contains(&poison) {
+                Reply::Refuse(400)
+            } else {
+                Reply::Accept
+            }
+        });
+    }
+    let running = start_beside(&homeserver, Settings::default()).await;
+    remote.accepts(&sticky[8]).await;
+    until("nothing is left of the backlog", async || {
+        homeserver.backlog().await.is_empty()
+    })
+    .await;
+    let metrics = running.metrics.clone();
+    running.drain().await;
+    assert_eq!(remote.accepted(), sticky);
+    assert_eq!(metrics.sticky_backlog_abandoned.get(), 1);
+    assert_eq!(homeserver.cache_rows().await, [0_i64; 0]);
+    assert!(!remote.asked().contains(&poison), "nobody waits until it has that");
+}
+
+#[tokio::test]
+async fn nobody_waits_until_a_server_has_what_it_answered_with_an_error() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    let sticky = homeserver.sticky("!a", 51, HOUR).await;
+    homeserver.all_is_sent().await;
+    homeserver
+        .run(&format!(
+            "INSERT INTO destination_rooms_sticky_events_backlog VALUES ('{}', '!a', 1)",
+            remote.name
+        ))
+        .await;
+    remote.answers(|transaction| {
+        if transaction.pdus.len() == 50 {
+            Reply::Errors
+        } else {
+            Reply::Accept
+        }
+    });
+    let running = start_beside(&homeserver, Settings::default()).await;
+    remote.accepts(&sticky[50]).await;
+    running.drain().await;
+    assert_eq!(remote.accepted(), sticky[50..]);
+    assert_eq!(remote.asked(), [""; 0]);
+}

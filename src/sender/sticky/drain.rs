@@ -90,7 +90,7 @@ impl Worker {
             self.finished(room);
             return Ok(());
         }
-        let Some(page) = self.page(found.items, limit).await? else {
+        let Some(mut page) = self.page(found.items, limit).await? else {
             self.finished(room);
             return Ok(());
         };
@@ -104,6 +104,8 @@ impl Worker {
                 self.count_errors(&accepted);
                 let reached = settle(&page.pdus, &accepted, unlisted);
                 self.count(&page.pdus, &accepted, &reached);
+                // Nobody must wait until it has what it will never have.
+                page.pdus.retain(|(_, pdu)| accepted.took(&pdu.event_id));
                 self.moved(room, position, &page, &reached).await
             }
             Attempt::Refused if page.pdus.len() > 1 => {
@@ -114,6 +116,7 @@ impl Worker {
             Attempt::Refused => {
                 if self.refuses_only_that().await {
                     self.sender.metrics.sticky_backlog_abandoned.inc();
+                    page.pdus.clear();
                     return self.moved(room, position, &page, &Reached::End).await;
                 }
                 Ok(())
