@@ -4,6 +4,7 @@
 mod database;
 
 use burdock::core::{
+    clock::Millis,
     id::{InstanceName, RoomId, ServerName, StreamOrdering},
     store::{Checkpoint, EventCursor, StoreError},
 };
@@ -129,6 +130,26 @@ async fn another_order_of_the_same_instances_starts_at_the_lowest() {
         let lowest = Ok(cursor(100, true, Some(90)));
         assert_eq!(store.adopt_positions(&names(&["fed2", "fed1"])).await, lowest);
     }
+}
+
+#[tokio::test]
+async fn one_that_still_runs_under_the_old_list_writes_nothing_more() {
+    let Some(db) = TestDatabase::new().await else { return };
+    let (one, two) = (db.store("fed1").await, db.store("fed2").await);
+    for store in [&one, &two] {
+        store.adopt_positions(&names(&["fed1", "fed2"])).await.unwrap();
+    }
+    one.checkpoint(&at(500, Some(500))).await.unwrap();
+    two.checkpoint(&at(500, Some(500))).await.unwrap();
+    // A third is added, and the first is the first to be started again: destinations move from fed1 to fed2.
+    one.adopt_positions(&names(&["fed1", "fed2", "fed3"])).await.unwrap();
+    assert_eq!(two.checkpoint(&at(600, Some(600))).await, Err(StoreError::TakenOver));
+    let nothing_new = two.record_new_servers(&[], StreamOrdering(600), Millis(1)).await;
+    assert_eq!(nothing_new, Err(StoreError::TakenOver));
+    let two = db.store("fed2").await;
+    let resumed = two.adopt_positions(&names(&["fed1", "fed2", "fed3"])).await;
+    assert_eq!(resumed, Ok(cursor(500, true, Some(500))));
+    two.checkpoint(&at(600, Some(600))).await.unwrap();
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ CREATE TABLE instances (
     event_cursor bigint,
     -- The position up to which current_state_delta_stream has been read; NULL if never.
     delta_cursor bigint,
-    -- The instance's place in federation_sender_instances, from 0, when it last started: in another order destinations
-    -- belong to others, and positions are no longer those of their destinations. NULL if it never started.
-    place bigint
+    -- federation_sender_instances as the position was kept under, a name a line, in order: under another list destinations
+    -- belong to others, and the position is no longer that of its destinations. NULL if never started.
+    senders text
 );

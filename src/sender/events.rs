@@ -59,6 +59,8 @@ pub(super) struct EventLoop {
     undecided: HashMap<RoomId, VecDeque<Undecided>>,
     /// When they are tried again.
     decide_at: Instant,
+    /// When servers that joined were last looked for with success.
+    detecting: Instant,
 }
 
 impl EventLoop {
@@ -71,6 +73,7 @@ impl EventLoop {
             full: true,
             undecided: HashMap::new(),
             decide_at: Instant::now(),
+            detecting: Instant::now(),
         }
     }
 
@@ -153,10 +156,11 @@ impl EventLoop {
         };
         let (page, detected) = tokio::join!(read, detect);
         match detected {
-            Err(error) if error.may_pass() => return Err(error),
+            Ok(()) => self.detecting = Instant::now(),
+            // A short while, so that the events of a room do not overtake the backlog of who joined it.
+            Err(error) if error.may_pass() && self.detecting.elapsed() < HOSTS_PATIENCE => return Err(error),
             // The deltas stay unread, for a later look; what is persisted must go out all the same.
             Err(error) => warn!(%error, "servers that joined could not be looked for"),
-            Ok(()) => {}
         }
         let Some(page) = page? else { return Ok(false) };
         let read_up_to = page.read_up_to;
@@ -309,10 +313,10 @@ impl Sender {
             membership: parsed.membership.as_deref(),
         };
         let hosts = recipients::recipients(&self.store, &self.joined_hosts, event, facts);
-        match timeout(STORE_PATIENCE, hosts).await {
-            Ok(hosts) => hosts,
-            Err(_) => Err(StoreError::Unavailable("it does not answer".into()).into()),
-        }
+        // A state that takes so long to read must not hold up other rooms.
+        timeout(STORE_PATIENCE, hosts)
+            .await
+            .unwrap_or(Err(RecipientsError::NotYet))
     }
 
     fn entry(&self, event: &StoredEvent, parsed: ParsedEvent, hosts: Vec<ServerName>) -> Option<Entry> {

@@ -160,10 +160,10 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         ..
     } = subscription;
     let up_to = *events_up_to.borrow();
-    let deltas = match cursor.deltas {
-        Some(deltas) => deltas,
-        None => parts.store.first_delta_cursor(clock::now().wall, up_to).await?,
-    };
+    // Whoever joined before our oldest living sticky event got them all as they came: a cursor that is older (Synapse's own
+    // sender ran for months in between) would only cost time.
+    let oldest = parts.store.first_delta_cursor(clock::now().wall, up_to).await?;
+    let deltas = cursor.deltas.map_or(oldest, |deltas| deltas.max(oldest));
     if !cursor.ours {
         take_over(&parts).await?;
     }

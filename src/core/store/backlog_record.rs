@@ -62,14 +62,21 @@ impl Store {
                 room_id: room.into(),
             }));
         }
-        sqlx::query(
-            "INSERT INTO burdock.instances (instance_name, delta_cursor) VALUES ($1, $2) \
-             ON CONFLICT (instance_name) DO UPDATE SET delta_cursor = EXCLUDED.delta_cursor",
+        // As in a checkpoint: not once a sender with another list has moved our cursors back.
+        let senders = self.senders.lock().clone();
+        let done = sqlx::query(
+            "INSERT INTO burdock.instances AS i (instance_name, delta_cursor, senders) VALUES ($1, $2, $3) \
+             ON CONFLICT (instance_name) DO UPDATE SET delta_cursor = EXCLUDED.delta_cursor \
+             WHERE $3 IS NULL OR i.senders IS NOT DISTINCT FROM $3",
         )
         .bind(self.me.as_str())
         .bind(delta_cursor.0)
+        .bind(senders)
         .execute(&mut *tx)
         .await?;
+        if done.rows_affected() == 0 {
+            return Err(StoreError::TakenOver);
+        }
         tx.commit().await?;
         recorded.sort();
         Ok(recorded)

@@ -50,16 +50,25 @@ impl Store {
         if done.rows_affected() == 0 {
             return Err(StoreError::TakenOver);
         }
-        sqlx::query(
-            "INSERT INTO burdock.instances AS i (instance_name, event_cursor, delta_cursor) VALUES ($1, $2, $3) \
+        // The other proof: our row is still under the list of senders that we started with. One that was started with
+        // another has moved all rows back, for destinations that changed hands; to move ours on would lose them.
+        let senders = self.senders.lock().clone();
+        let done = sqlx::query(
+            "INSERT INTO burdock.instances AS i (instance_name, event_cursor, delta_cursor, senders) \
+             VALUES ($1, $2, $3, $4) \
              ON CONFLICT (instance_name) DO UPDATE \
-             SET event_cursor = EXCLUDED.event_cursor, delta_cursor = coalesce(EXCLUDED.delta_cursor, i.delta_cursor)",
+             SET event_cursor = EXCLUDED.event_cursor, delta_cursor = coalesce(EXCLUDED.delta_cursor, i.delta_cursor) \
+             WHERE $4 IS NULL OR i.senders IS NOT DISTINCT FROM $4",
         )
         .bind(self.me.as_str())
         .bind(checkpoint.cursor.0)
         .bind(checkpoint.delta_cursor.map(|cursor| cursor.0))
+        .bind(senders)
         .execute(&mut *tx)
         .await?;
+        if done.rows_affected() == 0 {
+            return Err(StoreError::TakenOver);
+        }
         for chunk in last_successful.chunks(CHUNK) {
             write_last_successful(&mut tx, chunk).await?;
         }

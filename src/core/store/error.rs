@@ -26,10 +26,10 @@ pub enum StoreError {
     /// This database, or our rights in it, are not what we can work with. The text says what to do.
     #[error("{0}")]
     Incompatible(String),
-    /// Our row of `federation_stream_position` is gone: a sender with another set of instances took over.
+    /// Our row of `federation_stream_position` is gone, or was moved: a sender with another list of instances took over.
     #[error(
-        "`federation_stream_position` has no row for this instance any more: a sender with another \
-         `federation_sender_instances` has taken over"
+        "a sender with another `federation_sender_instances` has taken over our place; stop all senders, give all the same \
+         list, and start them again"
     )]
     TakenOver,
     /// Another process holds this instance's lock.
@@ -72,6 +72,9 @@ fn text(error: &sqlx::Error) -> String {
     }
 }
 
+/// A statement met a limit of its own, such as `temp_file_limit`, though the class is that of passing shortages.
+const STATEMENT_TOO_LARGE: &str = "53400";
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         match &error {
@@ -79,8 +82,9 @@ impl From<sqlx::Error> for StoreError {
                 Self::Conflict(text(&error))
             }
             sqlx::Error::Database(e)
-                if e.code()
-                    .is_some_and(|code| !PASSING.iter().any(|class| code.starts_with(class))) =>
+                if e.code().is_some_and(|code| {
+                    code == STATEMENT_TOO_LARGE || !PASSING.iter().any(|class| code.starts_with(class))
+                }) =>
             {
                 Self::Refused(text(&error))
             }

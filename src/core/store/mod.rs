@@ -94,10 +94,14 @@ pub struct RetryTimings {
 
 impl RetryTimings {
     /// When it may be tried again; `None` if it may be now.
+    ///
+    /// A last try in the future was written by a clock that was wrong, and would hold for as long as that was.
     #[must_use]
     pub fn due(&self, now: Millis) -> Option<Millis> {
+        const CLOCKS_DIFFER: i64 = 60_000;
         let due = self.last_tried.plus(self.interval);
-        (self.last_tried.0 != 0 && due > now).then_some(due)
+        let tried = self.last_tried.0 != 0 && self.last_tried <= now.plus(CLOCKS_DIFFER);
+        (tried && due > now).then_some(due)
     }
 }
 
@@ -206,4 +210,23 @@ pub struct CacheRow {
     pub at: Millis,
     /// Who wrote it: our name.
     pub writer: InstanceName,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_back_off_lasts_from_the_last_try_unless_that_is_yet_to_come() {
+        let timings = RetryTimings {
+            last_tried: Millis(1_000_000),
+            interval: 600_000,
+            failing_since: None,
+        };
+        assert_eq!(timings.due(Millis(1_000_000)), Some(Millis(1_600_000)));
+        assert_eq!(timings.due(Millis(1_600_000)), None);
+        assert_eq!(timings.due(Millis(950_000)), Some(Millis(1_600_000)));
+        assert_eq!(timings.due(Millis(900_000)), None);
+        assert_eq!(RetryTimings::default().due(Millis(0)), None);
+    }
 }

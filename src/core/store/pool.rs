@@ -1,7 +1,8 @@
 //! The connection to PostgreSQL: how it is opened, what every session is set to, and how a transaction is repeated.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use sqlx::{
     Connection, PgConnection, PgPool, Postgres, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
@@ -31,6 +32,8 @@ pub struct Store {
     pub(in crate::core::store) pool: PgPool,
     pub(in crate::core::store) me: InstanceName,
     pub(in crate::core::store) server_name: ServerName,
+    /// The list of senders that we started under, a name a line; set by `adopt_positions`.
+    pub(in crate::core::store) senders: Arc<Mutex<Option<String>>>,
 }
 
 impl Store {
@@ -49,7 +52,12 @@ impl Store {
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .after_connect(move |connection, _| Box::pin(prepare_session(connection, statement_timeout)))
             .connect_lazy_with(options);
-        Ok(Self { pool, me, server_name })
+        Ok(Self {
+            pool,
+            me,
+            server_name,
+            senders: Arc::default(),
+        })
     }
 
     /// Closes all connections, after the statements that run have ended.

@@ -30,14 +30,17 @@ impl Store {
             .execute(&mut *tx)
             .await?;
         let found = Found::read(&mut tx).await?;
+        let senders = places.join("\n");
         let plan = found.plan(places, self.me.as_str())?;
         if let Some(federation) = plan.reset_federation_to {
             reset(&mut tx, places, plan.cursor.position.0, federation).await?;
-            remember(&mut tx, places, plan.cursor).await?;
+            remember(&mut tx, places, &senders, plan.cursor).await?;
         } else {
-            remember_place(&mut tx, places, self.me.as_str()).await?;
+            remember_senders(&mut tx, &senders, self.me.as_str()).await?;
         }
         tx.commit().await?;
+        // From now on nothing of ours is written once another list has taken over.
+        *self.senders.lock() = Some(senders);
         Ok(plan.cursor)
     }
 }
@@ -51,8 +54,8 @@ struct Found {
     federation: BTreeMap<String, i64>,
     /// What Burdock remembers: event cursor and delta cursor.
     ours: BTreeMap<String, (Option<i64>, Option<i64>)>,
-    /// The places that instances had when they last started.
-    places: BTreeMap<String, i64>,
+    /// The lists of senders that their positions were kept under.
+    senders: BTreeMap<String, String>,
 }
 
 /// What follows from it.
@@ -69,8 +72,8 @@ impl Found {
             sqlx::query_as("SELECT type, instance_name, stream_id FROM federation_stream_position")
                 .fetch_all(&mut *connection)
                 .await?;
-        let ours: Vec<(String, Option<i64>, Option<i64>, Option<i64>)> =
-            sqlx::query_as("SELECT instance_name, event_cursor, delta_cursor, place FROM burdock.instances")
+        let ours: Vec<(String, Option<i64>, Option<i64>, Option<String>)> =
+            sqlx::query_as("SELECT instance_name, event_cursor, delta_cursor, senders FROM burdock.instances")
                 .fetch_all(connection)
                 .await?;
         let of_type = |wanted: &str| {
@@ -80,9 +83,9 @@ impl Found {
         Ok(Self {
             events: of_type("events"),
             federation: of_type("federation"),
-            places: ours
+            senders: ours
                 .iter()
-                .filter_map(|(name, _, _, place)| Some((name.clone(), (*place)?)))
+                .filter_map(|(name, _, _, senders)| Some((name.clone(), senders.clone()?)))
                 .collect(),
             ours: ours
                 .into_iter()
@@ -93,14 +96,15 @@ impl Found {
 
     fn plan(&self, places: &[&str], me: &str) -> Result<Plan, StoreError> {
         let configured: BTreeSet<&str> = places.iter().copied().collect();
-        let same_places = (0_i64..)
-            .zip(places)
-            .all(|(place, name)| self.places.get(*name).is_none_or(|was| *was == place));
+        let senders = places.join("\n");
+        let same_senders = configured
+            .iter()
+            .all(|name| self.senders.get(*name).is_none_or(|was| *was == senders));
         if !configured.contains(me) {
             return Err(StoreError::TakenOver);
         }
         let complete = |rows: &BTreeMap<String, i64>| rows.keys().map(String::as_str).eq(configured.iter().copied());
-        if same_places
+        if same_senders
             && complete(&self.events)
             && complete(&self.federation)
             && let Some((me, position)) = self.events.get_key_value(me)
@@ -167,37 +171,39 @@ async fn reset(connection: &mut PgConnection, names: &[&str], events: i64, feder
 
 /// Makes our own memory agree. A cursor that is not our work is remembered as none, or else the next instance to start,
 /// which finds the set complete, would take it for ours.
-async fn remember(connection: &mut PgConnection, places: &[&str], cursor: EventCursor) -> Result<(), StoreError> {
+async fn remember(
+    connection: &mut PgConnection,
+    places: &[&str],
+    senders: &str,
+    cursor: EventCursor,
+) -> Result<(), StoreError> {
     sqlx::query("DELETE FROM burdock.instances WHERE instance_name <> ALL($1::text[])")
         .bind(places)
         .execute(&mut *connection)
         .await?;
     sqlx::query(
-        "INSERT INTO burdock.instances (instance_name, event_cursor, delta_cursor, place) \
-         SELECT name, $2, $3, ordinality - 1 FROM unnest($1::text[]) WITH ORDINALITY AS n (name) \
+        "INSERT INTO burdock.instances (instance_name, event_cursor, delta_cursor, senders) \
+         SELECT name, $2, $3, $4 FROM unnest($1::text[]) AS n (name) \
          ON CONFLICT (instance_name) DO UPDATE \
-         SET event_cursor = EXCLUDED.event_cursor, delta_cursor = EXCLUDED.delta_cursor, place = EXCLUDED.place",
+         SET event_cursor = EXCLUDED.event_cursor, delta_cursor = EXCLUDED.delta_cursor, senders = EXCLUDED.senders",
     )
     .bind(places)
     .bind(cursor.ours.then_some(cursor.position.0))
     .bind(cursor.deltas.map(|deltas| deltas.0))
+    .bind(senders)
     .execute(connection)
     .await?;
     Ok(())
 }
 
-/// Remembers the place of an instance whose position stands.
-async fn remember_place(connection: &mut PgConnection, places: &[&str], me: &str) -> Result<(), StoreError> {
-    let place = (0_i64..)
-        .zip(places)
-        .find(|(_, name)| **name == me)
-        .map(|(place, _)| place);
+/// Remembers what list an instance's position is kept under.
+async fn remember_senders(connection: &mut PgConnection, senders: &str, me: &str) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO burdock.instances (instance_name, place) VALUES ($1, $2) \
-         ON CONFLICT (instance_name) DO UPDATE SET place = EXCLUDED.place",
+        "INSERT INTO burdock.instances (instance_name, senders) VALUES ($1, $2) \
+         ON CONFLICT (instance_name) DO UPDATE SET senders = EXCLUDED.senders",
     )
     .bind(me)
-    .bind(place)
+    .bind(senders)
     .execute(connection)
     .await?;
     Ok(())
@@ -221,7 +227,7 @@ mod tests {
                 .iter()
                 .map(|(name, event, delta)| ((*name).to_owned(), (*event, *delta)))
                 .collect(),
-            places: BTreeMap::new(),
+            senders: BTreeMap::new(),
         }
     }
 
@@ -277,7 +283,8 @@ mod tests {
             &[("a", 7), ("b", 3)],
             &[("a", Some(7), Some(6)), ("b", Some(3), Some(5))],
         );
-        found.places = rows(&[("a", 0), ("b", 1)]);
+        let kept_under = |name: &str| (name.to_owned(), "a\nb".to_owned());
+        found.senders = ["a", "b"].map(kept_under).into();
         assert_eq!(plan(&found, &["a", "b"]).cursor, cursor(7, true, Some(6)));
         assert_eq!(plan(&found, &["b", "a"]).cursor, cursor(3, true, Some(5)));
         assert_eq!(plan(&found, &["b", "a"]).reset_federation_to, Some(3));

@@ -71,6 +71,8 @@ struct RoomBacklog {
     state: RoomState,
     /// The join that was last waited for.
     join: Option<EventId>,
+    /// What the next page may hold: one event, until the joiner is seen to have one; less after a refusal.
+    limit: usize,
     /// When this process first heard of it.
     since: Instant,
     /// When it last got further: part of it was accepted, or the joiner said that it is still joining.
@@ -88,36 +90,31 @@ enum RoomState {
         asked: u32,
         next: Instant,
         until: Instant,
-        /// What may be sent then.
-        limit: usize,
     },
     /// To be sent.
     Ready {
         position: StickyPosition,
         unlisted: u32,
-        limit: usize,
         not_before: Instant,
     },
 }
 
 impl RoomState {
-    fn awaiting(event: EventId, position: StickyPosition, patience: Duration, limit: usize, now: Instant) -> Self {
+    fn awaiting(event: EventId, position: StickyPosition, patience: Duration, now: Instant) -> Self {
         Self::Awaiting {
             event,
             position,
             asked: 0,
             next: now,
             until: now + patience,
-            limit,
         }
     }
 
-    fn ready(position: StickyPosition, limit: usize, now: Instant) -> Self {
+    fn ready(position: StickyPosition, unlisted: u32, not_before: Instant) -> Self {
         Self::Ready {
             position,
-            unlisted: 0,
-            limit,
-            not_before: now,
+            unlisted,
+            not_before,
         }
     }
 }
@@ -169,6 +166,7 @@ impl Backlog {
                 room: room.clone(),
                 state: RoomState::Unread,
                 join: None,
+                limit: PAGE,
                 since: now,
                 moved: now,
             });
@@ -214,13 +212,12 @@ impl Backlog {
                 RoomState::Ready {
                     position,
                     unlisted,
-                    limit,
                     not_before,
                 } => {
                     let step = BacklogStep::Push {
                         room,
                         position: *position,
-                        limit: *limit,
+                        limit: self.rooms[turn].limit,
                         unlisted: *unlisted,
                     };
                     (*not_before, step)
@@ -248,15 +245,17 @@ impl Backlog {
                     room: row.room_id.clone(),
                     state: RoomState::Unread,
                     join: None,
+                    limit: PAGE,
                     since: now,
                     moved: now,
                 });
             if let Some(join) = row.recent_join.filter(|join| entry.join.as_ref() != Some(join)) {
-                entry.state = RoomState::awaiting(join.clone(), row.position, JOIN_LIMIT, 1, now);
+                entry.state = RoomState::awaiting(join.clone(), row.position, JOIN_LIMIT, now);
+                entry.limit = 1;
                 entry.join = Some(join);
             }
             match &mut entry.state {
-                RoomState::Unread => entry.state = RoomState::ready(row.position, PAGE, now),
+                RoomState::Unread => entry.state = RoomState::ready(row.position, 0, now),
                 RoomState::Awaiting { position, .. } => *position = row.position,
                 RoomState::Ready { position, unlisted, .. } => {
                     if *position != row.position {
@@ -283,14 +282,13 @@ impl Backlog {
             asked,
             next,
             until,
-            limit,
             ..
         } = &mut entry.state
         else {
             return;
         };
         if has || now >= *until {
-            entry.state = RoomState::ready(*position, *limit, now);
+            entry.state = RoomState::ready(*position, 0, now);
             return;
         }
         let pause = doubled(*asked).min(PROBE_PAUSE);
@@ -298,31 +296,30 @@ impl Backlog {
         *asked += 1;
     }
 
-    /// A room's position moved, and there may be more. `sent` is the last event that was accepted, if any was sent.
+    /// A room's position moved, and there may be more. `sent` is the last event that was accepted, if any was.
     pub fn advanced(&mut self, room: &RoomId, to: StickyPosition, sent: Option<EventId>, now: Instant) {
         let Some(entry) = self.entry(room) else { return };
         entry.moved = now;
         entry.state = match sent {
-            Some(event) => RoomState::awaiting(event, to, PAGE_LIMIT, PAGE, now),
-            None => RoomState::ready(to, PAGE, now),
+            Some(event) => {
+                entry.limit = PAGE;
+                RoomState::awaiting(event, to, PAGE_LIMIT, now)
+            }
+            None => RoomState::ready(to, 0, now),
         };
     }
 
     /// The answer left out the PDU at `position`, which is now the first: again, a little later.
     pub fn left_out(&mut self, room: &RoomId, position: StickyPosition, times: u32, now: Instant) {
         let Some(entry) = self.entry(room) else { return };
-        entry.state = RoomState::Ready {
-            position,
-            unlisted: times,
-            limit: PAGE,
-            not_before: now + doubled(times),
-        };
+        entry.state = RoomState::ready(position, times, now + doubled(times));
     }
 
     /// A page was refused, perhaps for its size or one of its PDUs: a smaller one.
-    pub fn fewer(&mut self, room: &RoomId, position: StickyPosition, limit: usize, now: Instant) {
+    pub fn fewer(&mut self, room: &RoomId, position: StickyPosition, unlisted: u32, limit: usize, now: Instant) {
         let Some(entry) = self.entry(room) else { return };
-        entry.state = RoomState::ready(position, limit.max(1), now);
+        entry.limit = limit.max(1);
+        entry.state = RoomState::ready(position, unlisted, now);
     }
 
     fn entry(&mut self, room: &RoomId) -> Option<&mut RoomBacklog> {

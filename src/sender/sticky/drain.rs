@@ -110,7 +110,7 @@ impl Worker {
             }
             Attempt::Refused if page.pdus.len() > 1 => {
                 let fewer = page.pdus.len() / 2;
-                self.note(|backlog| backlog.fewer(room, position, fewer, clock::now().at));
+                self.note(|backlog| backlog.fewer(room, position, unlisted, fewer, clock::now().at));
                 Ok(())
             }
             Attempt::Refused => {

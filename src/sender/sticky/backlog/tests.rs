@@ -150,3 +150,29 @@ fn a_row_that_went_back_is_sent_from_there_and_a_row_that_went_is_forgotten() {
     assert_eq!(backlog.next(now), push("!a", 5, PAGE, 0));
     assert_eq!(backlog.moved(&"!b".into()), None);
 }
+
+#[test]
+fn a_joiner_gets_no_page_before_it_is_seen_to_have_an_event() {
+    let now = Instant::now();
+    let room = RoomId::from("!a");
+    let mut backlog = Backlog::default();
+    backlog.loaded(vec![row("!a", 5, Some("$join"))], now);
+    backlog.probed(&room, true, now);
+    // The first was expired, the second left out.
+    backlog.advanced(&room, StickyPosition(6), None, now);
+    assert_eq!(backlog.next(now), push("!a", 6, 1, 0));
+    backlog.left_out(&room, StickyPosition(6), 1, now);
+    let later = now + Duration::from_millis(500);
+    assert_eq!(backlog.next(later), push("!a", 6, 1, 1));
+}
+
+#[test]
+fn a_smaller_page_is_still_counted_as_left_out() {
+    let now = Instant::now();
+    let room = RoomId::from("!a");
+    let mut backlog = Backlog::default();
+    backlog.loaded(vec![row("!a", 5, None)], now);
+    backlog.left_out(&room, StickyPosition(5), 3, now);
+    backlog.fewer(&room, StickyPosition(5), 3, 25, now);
+    assert_eq!(backlog.next(now), push("!a", 5, 25, 3));
+}
