@@ -15,8 +15,15 @@ use crate::core::id::ServerName;
 /// block the way for its whole timeout.
 const LONGEST_HOLD: Duration = Duration::from_secs(3);
 
-/// The pool keeps an idle connection for 120 s, and a generation is remembered for one to two of these.
-const GENERATION: Duration = Duration::from_secs(50);
+/// The pool keeps an idle connection for 120 s: a server is warm for one to two of these.
+const WARM: Duration = Duration::from_secs(50);
+
+/// A server that failed is tried again within an attempt for some ten minutes: it is doubtful for one to two of these.
+const DOUBTFUL: Duration = Duration::from_secs(600);
+
+/// One permit in so many is for servers that failed lately, and no other: ten thousand that do not answer must not make
+/// those wait that do.
+const DOUBTFUL_SHARE: usize = 4;
 
 /// Servers remembered in one generation; more than that are forgotten early, which costs them a permit.
 const MAX_GENERATION: usize = 65_536;
@@ -24,36 +31,55 @@ const MAX_GENERATION: usize = 65_536;
 /// The bound on connections in setup.
 pub(super) struct Gate {
     permits: Arc<Semaphore>,
-    warmth: Mutex<Warmth>,
+    /// For servers that failed lately. The same ones, if there are too few to share.
+    doubtful_permits: Arc<Semaphore>,
+    warm: Mutex<Lately>,
+    doubtful: Mutex<Lately>,
 }
 
 impl Gate {
     /// At most `max` connections in setup, and at least one.
     pub(super) fn new(max: usize, now: Instant) -> Self {
+        let max = max.clamp(1, Semaphore::MAX_PERMITS);
+        let share = max / DOUBTFUL_SHARE;
+        let permits = Arc::new(Semaphore::new(max - share));
         Self {
-            permits: Arc::new(Semaphore::new(max.clamp(1, Semaphore::MAX_PERMITS))),
-            warmth: Mutex::new(Warmth::new(now)),
+            doubtful_permits: if share == 0 {
+                Arc::clone(&permits)
+            } else {
+                Arc::new(Semaphore::new(share))
+            },
+            permits,
+            warm: Mutex::new(Lately::new(WARM, now)),
+            doubtful: Mutex::new(Lately::new(DOUBTFUL, now)),
         }
     }
 
     /// There is likely a connection to `destination` in the pool.
     pub(super) fn is_warm(&self, destination: &ServerName, now: Instant) -> bool {
-        self.warmth.lock().contains(destination, now)
+        self.warm.lock().contains(destination, now)
     }
 
     /// Waits for a permit to set up a connection. `None` only if the gate were closed, which it never is.
-    pub(super) async fn permit(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.permits).acquire_owned().await.ok()
+    pub(super) async fn permit(&self, destination: &ServerName, now: Instant) -> Option<OwnedSemaphorePermit> {
+        let doubtful = self.doubtful.lock().contains(destination, now);
+        let permits = if doubtful {
+            &self.doubtful_permits
+        } else {
+            &self.permits
+        };
+        Arc::clone(permits).acquire_owned().await.ok()
     }
 
     /// Notes how an exchange with `destination` ended: its connection went back to the pool, or is gone.
     pub(super) fn note(&self, destination: &ServerName, pooled: bool, now: Instant) {
-        let mut warmth = self.warmth.lock();
-        if pooled {
-            warmth.insert(destination, now);
+        let (is, is_not) = if pooled {
+            (&self.warm, &self.doubtful)
         } else {
-            warmth.remove(destination);
-        }
+            (&self.doubtful, &self.warm)
+        };
+        is.lock().insert(destination, now);
+        is_not.lock().remove(destination);
     }
 }
 
@@ -70,17 +96,20 @@ pub(super) async fn holding<T>(permit: Option<OwnedSemaphorePermit>, work: impl 
     work.await
 }
 
-/// Which servers had a connection go back to the pool lately. Two generations of names instead of a time for each keep
-/// it bounded without a sweep.
-struct Warmth {
+/// Which servers something was lately true of. Two generations of names instead of a time for each keep it bounded
+/// without a sweep.
+struct Lately {
+    /// How long a generation lasts.
+    generation: Duration,
     current: HashSet<ServerName>,
     previous: HashSet<ServerName>,
     since: Instant,
 }
 
-impl Warmth {
-    fn new(now: Instant) -> Self {
+impl Lately {
+    fn new(generation: Duration, now: Instant) -> Self {
         Self {
+            generation,
             current: HashSet::new(),
             previous: HashSet::new(),
             since: now,
@@ -106,11 +135,11 @@ impl Warmth {
 
     fn turn(&mut self, now: Instant) {
         let age = now.saturating_duration_since(self.since);
-        if age < GENERATION {
+        if age < self.generation {
             return;
         }
         self.previous = std::mem::take(&mut self.current);
-        if age >= 2 * GENERATION {
+        if age >= 2 * self.generation {
             self.previous.clear();
         }
         self.since = now;
@@ -127,11 +156,36 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
+    async fn permit(gate: &Gate, name: &str) -> Option<OwnedSemaphorePermit> {
+        gate.permit(&name.into(), Instant::now()).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn servers_that_failed_keep_none_waiting_that_did_not() {
+        let gate = Gate::new(8, Instant::now());
+        for dead in ["d1", "d2", "d3"] {
+            gate.note(&dead.into(), false, Instant::now());
+        }
+        let _held = [permit(&gate, "d1").await, permit(&gate, "d2").await];
+        let third = tokio::time::timeout(seconds(1), permit(&gate, "d3")).await;
+        assert!(third.is_err(), "their share is two of eight");
+        let mut others = vec![];
+        for number in 0..6 {
+            others.push(permit(&gate, &format!("live{number}")).await);
+        }
+        let seventh = tokio::time::timeout(seconds(1), permit(&gate, "live6")).await;
+        assert!(seventh.is_err(), "eight in all");
+        others.clear();
+        // One that answers again is like any other.
+        gate.note(&"d3".into(), true, Instant::now());
+        permit(&gate, "d3").await;
+    }
+
     #[test]
     fn warmth_lasts_between_one_and_two_generations() {
         let start = Instant::now();
         let name = ServerName::from("a");
-        let mut warmth = Warmth::new(start);
+        let mut warmth = Lately::new(WARM, start);
         assert!(!warmth.contains(&name, start));
         warmth.insert(&name, start);
         assert!(warmth.contains(&name, start + seconds(49)));
@@ -152,7 +206,7 @@ mod tests {
     #[test]
     fn warmth_is_bounded() {
         let start = Instant::now();
-        let mut warmth = Warmth::new(start);
+        let mut warmth = Lately::new(WARM, start);
         for number in 0..=MAX_GENERATION {
             warmth.insert(&number.to_string().into(), start);
         }
@@ -163,21 +217,26 @@ mod tests {
     async fn a_dead_server_holds_its_permit_for_three_seconds_only() {
         let gate = Gate::new(1, Instant::now());
         let start = Instant::now();
-        let dead = tokio::spawn(holding(gate.permit().await, pending::<()>()));
-        holding(gate.permit().await, async {}).await;
+        let dead = tokio::spawn(holding(permit(&gate, "a").await, pending::<()>()));
+        holding(permit(&gate, "a").await, async {}).await;
         assert_eq!(start.elapsed(), LONGEST_HOLD);
         dead.abort();
         // The one that was done gave its permit back at once.
-        gate.permit().await;
+        permit(&gate, "a").await;
         assert_eq!(start.elapsed(), LONGEST_HOLD);
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_ends_when_a_permit_is_free() {
         let gate = Gate::new(2, Instant::now());
-        let permits = [gate.permit().await, gate.permit().await];
-        assert!(tokio::time::timeout(seconds(1), gate.permit()).await.is_err());
+        let permits = [permit(&gate, "a").await, permit(&gate, "a").await];
+        assert!(tokio::time::timeout(seconds(1), permit(&gate, "a")).await.is_err());
         drop(permits);
-        assert!(tokio::time::timeout(seconds(1), gate.permit()).await.unwrap().is_some());
+        assert!(
+            tokio::time::timeout(seconds(1), permit(&gate, "a"))
+                .await
+                .unwrap()
+                .is_some()
+        );
     }
 }

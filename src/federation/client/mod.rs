@@ -160,7 +160,11 @@ impl Client {
         let request = client.request(destination, method, path, body)?;
 
         let warm = client.gate.is_warm(destination, Instant::now());
-        let permit = if warm { None } else { client.gate.permit().await };
+        let permit = if warm {
+            None
+        } else {
+            client.gate.permit(destination, Instant::now()).await
+        };
         let deadline = Instant::now() + client.timeout;
         let head = timeout_at(deadline, async {
             match request.send().await {
