@@ -162,7 +162,7 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
     let up_to = *events_up_to.borrow();
     // Whoever joined before our oldest living sticky event got them all as they came: a cursor that is older (Synapse's own
     // sender ran for months in between) would only cost time.
-    let oldest = parts.store.first_delta_cursor(clock::now().wall, up_to).await?;
+    let oldest = timely(parts.store.first_delta_cursor(clock::now().wall, up_to)).await?;
     let deltas = cursor.deltas.map_or(oldest, |deltas| deltas.max(oldest));
     if !cursor.ours {
         take_over(&parts).await?;
@@ -234,14 +234,14 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
 /// relied on, so everything above it counts as not sent, from this checkpoint on.
 async fn take_over(parts: &Parts) -> Result<(), StoreError> {
     let cursor = parts.cursor.position;
-    let beyond = parts.store.successful_beyond(cursor).await?;
+    let beyond = timely(parts.store.successful_beyond(cursor)).await?;
     let ours = beyond.into_iter().filter(|name| parts.shard.owns(name));
     let checkpoint = Checkpoint {
         cursor,
         last_successful: ours.map(|name| (name, cursor)).collect(),
         ..Checkpoint::default()
     };
-    parts.store.checkpoint(&checkpoint).await
+    timely(parts.store.checkpoint(&checkpoint)).await
 }
 
 impl Sender {

@@ -33,10 +33,10 @@ impl Sender {
                 .filter(|found| self.may_send_to(&found.server))
                 .collect();
             if !found.is_empty() {
-                let recorded = self
+                let record = self
                     .store
-                    .record_new_servers(&found, scan.read_up_to, clock::now().wall)
-                    .await?;
+                    .record_new_servers(&found, scan.read_up_to, clock::now().wall);
+                let recorded = timely(record).await?;
                 for NewServer { server, room_id } in &recorded {
                     info!(destination = %server, room = %room_id, "new in the room: our sticky events are owed to it");
                 }
