@@ -22,7 +22,7 @@ use crate::{
         store::Store,
     },
     federation::{client::Client, transaction::TransactionIds},
-    sender::{self, destination::Limits, shard::Shard},
+    sender::{self, destination::Limits, pace, shard::Shard},
 };
 
 /// Runs until a signal or a failure ends it.
@@ -114,6 +114,7 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
             pending: config.own.max_pending_pdus,
             age: config.own.max_pending_age,
             bytes: config.own.max_transaction_bytes,
+            window: pace::WINDOW,
         },
         sticky: config.sticky_events,
         store: store.clone(),

@@ -267,7 +267,7 @@ pub struct Own {
     pub max_transaction_bytes: usize,
     /// `[sender] max_pending_pdus`: a destination with more unsent PDUs is behind.
     pub max_pending_pdus: usize,
-    /// `[sender] max_pending_age`: so is one whose oldest unsent PDU is older.
+    /// `[sender] max_pending_age`: so is one that has accepted nothing for this long while some wait.
     pub max_pending_age: Duration,
     /// `[federation] max_connecting`: connections in setup at once.
     pub max_connecting: usize,

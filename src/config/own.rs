@@ -62,7 +62,7 @@ impl Default for Sender {
         Self {
             max_transaction_bytes: 8 * 1024 * 1024,
             max_pending_pdus: 1000,
-            max_pending_age: Duration::from_secs(10),
+            max_pending_age: Duration::from_mins(1),
         }
     }
 }
@@ -212,12 +212,12 @@ mod tests {
     #[test]
     fn every_key_is_taken_from_the_file() {
         let text = "[listen]\naddress = '[::1]:1'\n[sender]\nmax_transaction_bytes = 131072\nmax_pending_pdus = 1\n\
-                    max_pending_age = '1m'\n[federation]\nmax_connecting = 2\n[log]\nformat = 'json'\nfilter = 'burdock=debug'\n";
+                    max_pending_age = '2m'\n[federation]\nmax_connecting = 2\n[log]\nformat = 'json'\nfilter = 'burdock=debug'\n";
         let expected = Own {
             listen: "[::1]:1".parse().ok(),
             max_transaction_bytes: 131_072,
             max_pending_pdus: 1,
-            max_pending_age: Duration::from_mins(1),
+            max_pending_age: Duration::from_mins(2),
             max_connecting: 2,
             log_format: LogFormat::Json,
             log_filter: "burdock=debug".to_owned(),

@@ -3,7 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use tracing::{debug, warn};
+use tracing::{info, warn};
 
 use super::{attempt::Attempt, timely, worker::Worker};
 use crate::{
@@ -66,7 +66,7 @@ impl Worker {
             if !rest_in_memory {
                 self.rest(UNDECIDED_PAUSE);
             } else if sender.ledger.lock().caught_up(&self.name, up_to) {
-                debug!(destination = %self.name, "caught up");
+                info!(destination = %self.name, "caught up");
             }
             return Ok(());
         };

@@ -16,27 +16,34 @@ use tokio::time::Instant;
 
 use super::{
     outstanding::Outstanding,
+    pace::Pace,
     sticky::backlog::{Backlog, BacklogStep},
     transaction::{self, Choice, HOLD_LIMIT, OwedPdu, PDU_LIMIT},
 };
 use crate::core::{
     clock::Now,
-    id::{RoomId, StreamOrdering},
+    id::{EventId, RoomId, StreamOrdering},
     store::{DestinationRecord, RetryTimings},
 };
 
 /// How long PDUs are kept in memory while their destination catches up.
 const CATCH_UP_PATIENCE: Duration = Duration::from_mins(1);
 
+/// A live destination's oldest PDU waits no longer than this, whatever it accepts meanwhile: events above the cursor are
+/// read again after a crash.
+const LIVE_LIMIT: Duration = Duration::from_mins(5);
+
 /// When a destination stops being live, and how much one transaction holds.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// More PDUs than this in memory: behind.
     pub pending: usize,
-    /// The oldest of them older than this: behind.
+    /// Nothing accepted for this long while some wait: behind.
     pub age: Duration,
     /// Bytes of PDUs in one transaction (one PDU that is larger goes alone).
     pub bytes: usize,
+    /// PDUs of a room that may be sent ahead of what was worked on: [`super::pace::WINDOW`].
+    pub window: u32,
 }
 
 /// What to do next for a destination.
@@ -56,6 +63,13 @@ pub enum Step {
         /// beyond is an event whose hosts are not known yet, or, after a crash, a row above the head. Such a row stands
         /// for older events too, so it must be caught up from; and not before everything below it was read again.
         rest_in_memory: bool,
+    },
+    /// Ask whether it has this event; more of the room waits for that.
+    Ask {
+        /// The room.
+        room: RoomId,
+        /// What it accepted last.
+        event: EventId,
     },
     /// Work on the sticky backlog (never [`BacklogStep::Wait`] or [`BacklogStep::Nothing`]).
     Backlog(BacklogStep),
@@ -108,6 +122,7 @@ pub struct Destination {
     /// A pause that is no back-off.
     pause_until: Option<Instant>,
     backlog: Backlog,
+    pace: Pace,
     turn: Turn,
     /// PDUs in the next transaction: fewer after a refusal that may be about size or content.
     pdu_limit: usize,
@@ -118,7 +133,7 @@ pub struct Destination {
 impl Destination {
     /// A destination as the database knows it.
     #[must_use]
-    pub fn new(record: &DestinationRecord, now: Now) -> Self {
+    pub fn new(record: &DestinationRecord, limits: Limits, now: Now) -> Self {
         let behind = record.owed_from.is_some() || record.retry.due(now.wall).is_some();
         // One that was never reached but has rows is caught up from its first row: absent would mean "owed nothing".
         let last_successful = record.last_successful.or(record.owed_from.map(StreamOrdering::before));
@@ -144,6 +159,7 @@ impl Destination {
             } else {
                 Backlog::empty()
             },
+            pace: Pace::new(limits.window, now.at),
             turn: Turn::Backlog,
             pdu_limit: PDU_LIMIT,
             moved: now.at,
@@ -153,6 +169,11 @@ impl Destination {
     /// Its sticky backlog.
     pub fn backlog(&mut self) -> &mut Backlog {
         &mut self.backlog
+    }
+
+    /// How fast it gets a room's PDUs.
+    pub fn pace(&mut self) -> &mut Pace {
+        &mut self.pace
     }
 
     /// Everything of its own up to here was accepted.
@@ -247,7 +268,7 @@ impl Destination {
         self.in_flight_holds = false;
     }
 
-    /// Behind, if what it has not accepted is too old.
+    /// Behind, if it takes nothing, or what it has not accepted is too old.
     pub fn enforce_age(&mut self, limits: Limits, now: Now, outstanding: &mut Outstanding) {
         let in_flight = self.in_flight.first().filter(|_| self.in_flight_holds);
         let oldest = [in_flight, self.pending.front()]
@@ -255,13 +276,23 @@ impl Destination {
             .flatten()
             .map(|pdu| pdu.since);
         let Some(oldest) = oldest.min() else { return };
-        let patience = match self.standing {
-            // The backlog's rooms are held back by us, not by the destination.
-            Standing::Live if self.backlog.holds_any() => limits.age + HOLD_LIMIT,
-            Standing::Live => limits.age,
-            Standing::Behind { .. } => CATCH_UP_PATIENCE,
+        let too_late = match self.standing {
+            Standing::Live => {
+                let moved = [self.moved]
+                    .into_iter()
+                    .chain(self.pace.answered())
+                    .fold(oldest, Instant::max);
+                // The backlog's rooms are held back by us, not by the destination.
+                let held = if self.backlog.holds_any() {
+                    HOLD_LIMIT
+                } else {
+                    Duration::ZERO
+                };
+                (moved + limits.age + held).min(oldest + LIVE_LIMIT)
+            }
+            Standing::Behind { .. } => oldest + CATCH_UP_PATIENCE,
         };
-        if now.at.duration_since(oldest) > patience {
+        if now.at > too_late {
             self.fall_behind(outstanding);
         }
     }
@@ -341,25 +372,47 @@ impl Destination {
 
     /// Takes the PDUs of the next transaction out of the queue.
     fn choose(&mut self, limits: Limits, now: Now) -> Step {
-        match transaction::choose(&mut self.pending, &self.backlog, self.pdu_limit, limits.bytes, now.at) {
+        if let Some((room, event)) = self.pace.due(now.at) {
+            return Step::Ask { room, event };
+        }
+        match transaction::choose(
+            &mut self.pending,
+            &self.backlog,
+            &mut self.pace,
+            self.pdu_limit,
+            limits.bytes,
+            now.at,
+        ) {
             Choice::Send(chosen) => {
                 self.in_flight.clone_from(&chosen);
                 self.in_flight_holds = true;
                 self.floor = None;
                 Step::Send(chosen)
             }
-            Choice::HeldUntil(until) => Step::Wait(until),
+            Choice::HeldUntil(until) => match self.pace.due(now.at) {
+                Some((room, event)) => Step::Ask { room, event },
+                None => Step::Wait(until),
+            },
             Choice::Nothing => Step::Idle,
         }
     }
 
-    /// What was in flight was accepted.
-    pub fn accepted(&mut self, undecided: Option<StreamOrdering>, now: Now, outstanding: &mut Outstanding) {
+    /// What was in flight was accepted. `took` tells a PDU that was accepted from one that was refused for good.
+    pub fn accepted(
+        &mut self,
+        took: impl Fn(&EventId) -> bool,
+        undecided: Option<StreamOrdering>,
+        now: Now,
+        outstanding: &mut Outstanding,
+    ) {
         self.moved = now.at;
         self.pdu_limit = (self.pdu_limit * 2).min(PDU_LIMIT);
         let sent = std::mem::take(&mut self.in_flight);
         for pdu in &sent {
             self.highest_accepted = self.highest_accepted.max(pdu.ordering);
+            if took(&pdu.pdu.event_id) {
+                self.pace.accepted(&pdu.pdu.room_id, &pdu.pdu.event_id, now.at);
+            }
             if self.in_flight_holds {
                 outstanding.release(pdu.ordering);
             }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use tracing::info;
 
 use super::{
     destination::{Destination, Limits, Step},
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::core::{
     clock::Now,
-    id::{RoomId, ServerName, StreamOrdering},
+    id::{EventId, RoomId, ServerName, StreamOrdering},
     store::{Checkpoint, DestinationRecord, EventCursor, RetryTimings},
 };
 
@@ -138,8 +139,9 @@ impl Ledger {
 
     /// A destination as the database knows it. One that is known already stays as it is.
     pub fn introduce(&mut self, name: ServerName, record: &DestinationRecord, now: Now) {
+        let limits = self.limits;
         self.destinations.entry(name).or_insert_with(|| Known {
-            destination: Destination::new(record, now),
+            destination: Destination::new(record, limits, now),
             activity: Activity::None,
         });
     }
@@ -191,9 +193,13 @@ impl Ledger {
                 {
                     continue;
                 }
+                let was_live = known.destination.is_live();
                 known
                     .destination
                     .append(pdu, self.limits, undecided, now, &mut self.outstanding);
+                if was_live && !known.destination.is_live() {
+                    info!(destination = %name, limit = self.limits.pending, "behind: too many PDUs wait for it");
+                }
                 if !self.unwritten.contains(name) {
                     self.unwritten.insert(name.clone());
                 }
@@ -263,11 +269,11 @@ impl Ledger {
         }
     }
 
-    /// What was in flight to a destination was accepted.
-    pub fn accepted(&mut self, name: &ServerName, now: Now) {
+    /// What was in flight to a destination was accepted; `took` as for [`Destination::accepted`].
+    pub fn accepted(&mut self, name: &ServerName, took: impl Fn(&EventId) -> bool, now: Now) {
         let undecided = self.undecided.first().copied();
         self.change(name, |destination, outstanding| {
-            destination.accepted(undecided, now, outstanding);
+            destination.accepted(took, undecided, now, outstanding);
         });
     }
 
@@ -336,6 +342,13 @@ impl Ledger {
             .is_some_and(|known| known.destination.caught_up(up_to))
     }
 
+    /// A destination was asked whether it has an event of `room`; `has` is false if it said that it does not.
+    pub fn asked(&mut self, name: &ServerName, room: &RoomId, has: bool, now: Now) {
+        if let Some(known) = self.destinations.get_mut(name) {
+            known.destination.pace().asked(room, has, now.at);
+        }
+    }
+
     /// What became of a destination's sticky backlog.
     pub fn backlog<R: Default>(&mut self, name: &ServerName, change: impl FnOnce(&mut Backlog) -> R) -> R {
         let known = self.destinations.get_mut(name);
@@ -366,6 +379,7 @@ impl Ledger {
                 self.unwritten.insert(name.clone());
             }
             if was_live != known.destination.is_live() {
+                info!(destination = %name, limit = ?self.limits.age, "behind: it does not take what it is sent");
                 wakes.extend(known.wake(name));
             }
         }

@@ -12,6 +12,7 @@ pub mod destination;
 mod events;
 pub mod ledger;
 pub mod outstanding;
+pub mod pace;
 pub mod shard;
 #[cfg(test)]
 mod simulation;

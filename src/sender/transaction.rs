@@ -4,8 +4,11 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::sticky::backlog::Backlog;
-use crate::core::{event::Pdu, id::StreamOrdering};
+use super::{pace::Pace, sticky::backlog::Backlog};
+use crate::core::{
+    event::Pdu,
+    id::{RoomId, StreamOrdering},
+};
 
 /// A room's live PDUs wait for the room's sticky backlog until that has not got further for this long.
 pub const HOLD_PATIENCE: Duration = Duration::from_secs(10);
@@ -19,7 +22,7 @@ pub const PDU_LIMIT: usize = 50;
 /// A PDU of the log, shared by all its destinations.
 #[derive(Debug)]
 pub struct OwedPdu {
-    /// Its place in the stream.
+    /// Its index in the stream.
     pub ordering: StreamOrdering,
     /// What goes on the wire.
     pub pdu: Pdu,
@@ -32,7 +35,8 @@ pub struct OwedPdu {
 pub enum Choice {
     /// These, ascending; they are out of the queue.
     Send(Vec<Arc<OwedPdu>>),
-    /// Nothing before this: all that is queued waits for sticky events of its rooms.
+    /// Nothing before this: all that is queued waits for sticky events of its rooms, or until the destination has worked on
+    /// what it was sent before.
     HeldUntil(Instant),
     /// Nothing is queued.
     Nothing,
@@ -42,26 +46,43 @@ pub enum Choice {
 pub fn choose(
     pending: &mut VecDeque<Arc<OwedPdu>>,
     backlog: &Backlog,
+    pace: &mut Pace,
     count: usize,
     bytes: usize,
     now: Instant,
 ) -> Choice {
     let mut held_until: Option<Instant> = None;
     let mut chosen: Vec<Arc<OwedPdu>> = Vec::new();
+    // Nearly always one or two rooms.
+    let mut left: Vec<(RoomId, u32)> = Vec::new();
     let mut size = 0;
-    let mut place = 0;
-    while place < pending.len() && chosen.len() < count && size < bytes {
-        let pdu = &pending[place];
-        if let Some(release) = release(pdu, backlog).filter(|release| *release > now) {
-            held_until = Some(held_until.map_or(release, |until| until.min(release)));
-            place += 1;
+    let mut index = 0;
+    while index < pending.len() && chosen.len() < count && size < bytes {
+        let pdu = &pending[index];
+        let room = &pdu.pdu.room_id;
+        let mut hold = release(pdu, backlog).filter(|release| *release > now);
+        if hold.is_none() {
+            let known = left.iter().position(|(known, _)| known == room).unwrap_or_else(|| {
+                left.push((room.clone(), pace.left(room, now)));
+                left.len() - 1
+            });
+            if left[known].1 == 0 {
+                let more_goes_out = chosen.iter().any(|chosen| chosen.pdu.room_id == *room);
+                hold = Some(if more_goes_out { now } else { pace.ask(room, now) });
+            } else {
+                left[known].1 -= 1;
+            }
+        }
+        if let Some(until) = hold {
+            held_until = Some(held_until.map_or(until, |held| held.min(until)));
+            index += 1;
             continue;
         }
         size += pdu.pdu.bytes.len() + 1;
         if size > bytes && !chosen.is_empty() {
             break;
         }
-        chosen.extend(pending.remove(place));
+        chosen.extend(pending.remove(index));
     }
     if !chosen.is_empty() {
         return Choice::Send(chosen);

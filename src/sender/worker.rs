@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 use tracing::{debug, error, warn};
 
@@ -17,8 +17,15 @@ use super::{
     transaction::OwedPdu,
 };
 use crate::{
-    core::{clock, id::ServerName, store::StoreError},
-    federation::transaction::{Accepted, Body},
+    core::{
+        clock,
+        id::{EventId, ServerName},
+        store::StoreError,
+    },
+    federation::{
+        outcome::EventProbe,
+        transaction::{Accepted, Body},
+    },
 };
 
 /// A task waits for the end of a back-off that is shorter than this; longer ones are found by the scan when they end.
@@ -26,6 +33,9 @@ const WORTH_WAITING: Duration = Duration::from_mins(10);
 
 /// How long a destination rests after the database failed us.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
+
+/// A destination that does not say within this time whether it has an event is sent more all the same.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whether a task goes on.
 pub(super) type Flow = std::ops::ControlFlow<()>;
@@ -123,6 +133,12 @@ impl Worker {
                 self.send(&pdus).await;
                 Ok(())
             }
+            Step::Ask { room, event } => {
+                if let Some(has) = self.has_event(&event).await {
+                    sender.ledger.lock().asked(&self.name, &room, has, clock::now());
+                }
+                Ok(())
+            }
             Step::Checkpoint => {
                 if !sender.checkpoints.request().await {
                     self.rest(STORE_PAUSE);
@@ -167,16 +183,27 @@ impl Worker {
         match sender.attempt(&self.name, &body, &self.nudge).await {
             Attempt::Accepted(accepted) => {
                 self.count_errors(&accepted);
-                sender.ledger.lock().accepted(&self.name, clock::now());
+                let took = |id: &EventId| accepted.took(id);
+                sender.ledger.lock().accepted(&self.name, took, clock::now());
             }
             Attempt::Refused => {
                 let alone = sender.ledger.lock().refused(&self.name);
                 if alone && self.refuses_only_that().await {
-                    sender.ledger.lock().accepted(&self.name, clock::now());
+                    sender.ledger.lock().accepted(&self.name, |_| false, clock::now());
                 }
             }
             attempt => self.not_accepted(&attempt).await,
         }
+    }
+
+    /// Whether the destination has an event; also if it cannot be asked. `None`: the process is stopping.
+    pub(super) async fn has_event(&self, event: &EventId) -> Option<bool> {
+        let probe = tokio::select! {
+            probe = timeout(PROBE_TIMEOUT, self.sender.client.has_event(&self.name, event)) => probe,
+            () = self.sender.shutdown.drain.cancelled() => return None,
+        };
+        debug!(destination = %self.name, %event, ?probe, "asked whether it has the event");
+        Some(!matches!(probe, Ok(EventProbe::NotFound)))
     }
 
     /// Whether the destination, which refused what was just sent, takes a transaction that holds nothing. If so, the

@@ -28,12 +28,7 @@ pub async fn every_event_reaches_every_server_all_the_same(rig: &Rig) -> Result<
     let mut burdock = rig.burdock().await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     traffic.stop().await?;
-    let within = Duration::from_mins(1);
-    rig.all_messages_arrive_at(&room, &fakes, within).await?;
-    // The real receiver once lacked 19 of 188 events that all the others had, and why is not established: it may have been
-    // too slow to stay live, or have thrown events out of its own queue. So of it only this is asked here.
-    rig.newest_message_arrives(&room, within).await?;
-    rig.gate.record().check()?;
+    rig.all_messages_arrive(&room, &fakes, Duration::from_mins(1)).await?;
     burdock.check_running()?;
     burdock.stop().await
 }

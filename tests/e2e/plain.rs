@@ -51,6 +51,15 @@ pub async fn an_event_arrives(rig: &Rig) -> Result<()> {
     burdock.stop().await
 }
 
+/// Synapse throws events of a room away when a hundred of them wait to be worked on, and fetches ten of them.
+pub async fn many_that_piled_up_all_arrive(rig: &Rig) -> Result<()> {
+    let room = rig.shared_room(RoomOptions::default()).await?;
+    rig.alice.send_many(&room, 300, "piled up").await?;
+    let burdock = rig.burdock().await?;
+    rig.all_messages_arrive(&room, &[], Duration::from_mins(1)).await?;
+    burdock.stop().await
+}
+
 /// A server that is out of the room after `depart` hears of that, and of nothing that comes later.
 async fn nothing_arrives_after(rig: &Rig, room: &str) -> Result<()> {
     // Another server, to know when a later event has been sent to whom it concerns.

@@ -103,7 +103,7 @@ async fn what_is_too_large_is_halved_until_it_fits() {
     let remote = remotes.add();
     homeserver.room("!a", &[&remote]).await;
     homeserver.all_is_sent().await;
-    let messages = homeserver.messages("!a", 30).await;
+    let messages = homeserver.messages("!a", 20).await;
     remote.answers(|transaction| {
         // Room for about eight.
         if transaction.body.len() > 2_048 {
@@ -113,11 +113,11 @@ async fn what_is_too_large_is_halved_until_it_fits() {
         }
     });
     let running = start_beside(&homeserver, Settings::default()).await;
-    remote.accepts(&messages[29]).await;
+    remote.accepts(&messages[19]).await;
     running.drain().await;
     assert_eq!(remote.accepted(), messages);
     let sizes: Vec<_> = remote.transactions().iter().map(|tried| tried.pdus.len()).collect();
-    assert_eq!(sizes[..3], [30, 15, 7]);
+    assert_eq!(sizes[..2], [20, 10]);
     assert_eq!(homeserver.cache_rows().await, [0_i64; 0], "that is no failure");
 }
 

@@ -126,3 +126,32 @@ async fn all_that_are_due_are_tried_at_once_but_for_the_bound_on_connections() {
         SERVERS
     );
 }
+
+#[tokio::test]
+async fn a_server_gets_no_more_of_a_room_than_it_can_be_working_on() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    homeserver.room("!b", &[&remote]).await;
+    homeserver.all_is_sent().await;
+    let mut messages = homeserver.messages("!a", 130).await;
+    let other = homeserver.message("!b").await;
+    remote.stops_working();
+    let running = start_beside(&homeserver, Settings::default()).await;
+    remote.accepts(&other).await;
+    until("it is asked again and again", async || remote.asked().len() > 3).await;
+    let first = remote.accepted().len() - 1; // the other room did not wait
+    assert!((25..40).contains(&first), "half a window is taken for queued: {first}");
+    assert!(remote.asked().iter().all(|event| *event == messages[first - 1]));
+
+    remote.goes_on_working();
+    remote.accepts(&messages[129]).await;
+    running.drain().await;
+    messages.insert(first, other);
+    assert!(remote.accepted() == messages, "each once, in order");
+    let sizes: Vec<_> = remote.transactions().iter().map(|sent| sent.pdus.len()).collect();
+    assert_eq!(sizes, [first + 1, 50, 50, 30 - first]);
+}

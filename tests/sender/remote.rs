@@ -63,6 +63,7 @@ struct State {
     transactions: Vec<Transaction>,
     accepted: Vec<String>,
     known: HashSet<String>,
+    works: bool,
     asked: Vec<String>,
 }
 
@@ -76,6 +77,7 @@ impl Remote {
                 transactions: vec![],
                 accepted: vec![],
                 known: HashSet::new(),
+                works: true,
                 asked: vec![],
             }),
             released: watch::Sender::new(false),
@@ -100,6 +102,19 @@ impl Remote {
     /// It has this event from elsewhere.
     pub fn knows(&self, event_id: &str) {
         self.state.lock().known.insert(event_id.to_owned());
+    }
+
+    /// From now on it accepts PDUs and leaves them in its queue.
+    pub fn stops_working(&self) {
+        self.state.lock().works = false;
+    }
+
+    /// It works on its queue again.
+    pub fn goes_on_working(&self) {
+        let mut state = self.state.lock();
+        state.works = true;
+        let queued = state.accepted.clone();
+        state.known.extend(queued);
     }
 
     /// How often a connection to it was opened.
@@ -186,7 +201,9 @@ impl Remote {
             }
         }
         let mut state = self.state.lock();
-        state.known.extend(transaction.pdus.iter().cloned());
+        if state.works {
+            state.known.extend(transaction.pdus.iter().cloned());
+        }
         state.accepted.extend(transaction.pdus.iter().cloned());
         let listed: HashMap<_, _> = transaction.pdus.iter().map(|id| (id, json!({}))).collect();
         serve::json(200, &json!({ "pdus": listed }))

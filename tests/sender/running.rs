@@ -13,7 +13,7 @@ use burdock::{
         store::Store,
     },
     federation::{client::Client, transaction::TransactionIds},
-    sender::{self, Parts, SenderError, destination::Limits, shard::Shard},
+    sender::{self, Parts, SenderError, destination::Limits, pace, shard::Shard},
 };
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio::{task::JoinHandle, time::timeout};
@@ -148,6 +148,7 @@ async fn start(store: Store, redis: Redis, channel: &str, settings: Settings) ->
             // Only what a test is about makes a destination fall behind, however slow the machine is.
             age: Duration::from_hours(1),
             bytes: 8_388_608,
+            window: pace::WINDOW,
         },
         sticky: true,
         store,

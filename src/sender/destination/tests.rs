@@ -8,6 +8,7 @@ const LIMITS: Limits = Limits {
     pending: 1_000,
     age: Duration::from_secs(10),
     bytes: 1_000,
+    window: 1_000,
 };
 
 struct Scene {
@@ -24,7 +25,7 @@ impl Scene {
             at: Instant::now(),
         };
         Self {
-            destination: Destination::new(record, now),
+            destination: Destination::new(record, LIMITS, now),
             outstanding: Outstanding::default(),
             now,
             head: StreamOrdering(0),
@@ -72,7 +73,8 @@ impl Scene {
     }
 
     fn accept(&mut self) {
-        self.destination.accepted(None, self.now, &mut self.outstanding);
+        self.destination
+            .accepted(|_| true, None, self.now, &mut self.outstanding);
     }
 
     fn last_successful(&self) -> i64 {
@@ -287,6 +289,65 @@ fn too_old_or_too_many_is_behind() {
     scene.event(1_001, "!a", 1);
     assert!(!scene.destination.is_live());
     assert!(scene.outstanding.is_empty());
+}
+
+#[test]
+fn one_that_takes_a_little_at_a_time_stays_live_for_a_while() {
+    let mut scene = Scene::live();
+    for ordering in 1..=1_000 {
+        scene.event(ordering, "!a", 999);
+    }
+    let began = scene.now.at;
+    while scene.destination.is_live() {
+        scene.sent();
+        scene.pass(9_000);
+        scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
+        scene.accept();
+    }
+    // What it accepts meanwhile makes the oldest that waits ever younger, but all were entered at once.
+    assert!(scene.now.at - began > LIVE_LIMIT);
+    assert!(scene.now.at - began < LIVE_LIMIT + Duration::from_secs(10));
+}
+
+#[test]
+fn one_that_says_it_is_still_working_is_alive() {
+    let mut scene = Scene::live();
+    let record = DestinationRecord {
+        last_successful: Some(StreamOrdering(0)),
+        ..DestinationRecord::default()
+    };
+    scene.destination = Destination::new(&record, Limits { window: 4, ..LIMITS }, scene.now);
+    scene.pass(1_000);
+    for ordering in 1..=6 {
+        scene.event(ordering, "!a", 1);
+    }
+    assert_eq!(scene.sent(), [1, 2, 3, 4]);
+    scene.accept();
+    let began = scene.now.at;
+    let mut questions = 0;
+    loop {
+        match scene.next() {
+            Step::Ask { room, event } => {
+                assert_eq!(event.as_str(), "$4");
+                questions += 1;
+                scene.destination.pace().asked(&room, false, scene.now.at);
+            }
+            Step::Wait(until) => {
+                scene.now.at = until;
+                scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
+                scene.event(7 + questions, "!b", 1);
+            }
+            Step::Send(pdus) if pdus[0].ordering.0 == 5 => break,
+            Step::Send(pdus) => {
+                assert!(pdus.iter().all(|pdu| pdu.pdu.room_id.as_str() == "!b"));
+                scene.accept();
+            }
+            step => panic!("{step:?}"),
+        }
+        assert!(scene.destination.is_live());
+    }
+    assert!(questions > 10, "{questions}");
+    assert_eq!(scene.now.at - began, Duration::from_secs(10));
 }
 
 #[test]

@@ -7,6 +7,7 @@ const LIMITS: Limits = Limits {
     pending: 1_000,
     age: Duration::from_secs(10),
     bytes: 1_000,
+    window: 1_000,
 };
 
 /// The event `$2` is owed to the destination.

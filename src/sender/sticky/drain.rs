@@ -1,6 +1,6 @@
 //! Carrying out a backlog step: reading rows, asking whether an event arrived, pushing a page.
 
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use super::backlog::{Backlog, BacklogStep, UNLISTED_LIMIT};
 use crate::{
@@ -10,10 +10,7 @@ use crate::{
         id::{EventId, RoomId, StickyPosition},
         store::{BacklogItem, StoreError},
     },
-    federation::{
-        outcome::EventProbe,
-        transaction::{Accepted, Body},
-    },
+    federation::transaction::{Accepted, Body},
     sender::{attempt::Attempt, catch_up::encode, timely, worker::Worker},
 };
 
@@ -50,13 +47,9 @@ impl Worker {
                 Ok(())
             }
             BacklogStep::Probe { room, event } => {
-                let probe = tokio::select! {
-                    probe = sender.client.has_event(&self.name, &event) => probe,
-                    () = sender.shutdown.drain.cancelled() => return Ok(()),
-                };
-                debug!(destination = %self.name, %room, %event, ?probe, "asked whether it has the event");
-                let has = !matches!(probe, EventProbe::NotFound);
-                self.note(|backlog| backlog.probed(&room, has, clock::now().at));
+                if let Some(has) = self.has_event(&event).await {
+                    self.note(|backlog| backlog.probed(&room, has, clock::now().at));
+                }
                 Ok(())
             }
             BacklogStep::Push {
