@@ -39,6 +39,8 @@ pub struct Pace {
     /// An earlier process of ours may have sent it half a window just before.
     met: Instant,
     rooms: HashMap<RoomId, Room>,
+    /// Rooms about which it is being asked.
+    asking: HashMap<RoomId, Asking>,
     /// More rooms than this: forget the idle ones.
     tidy_above: usize,
     answered: Option<Instant>,
@@ -50,7 +52,6 @@ struct Room {
     idle_from: Instant,
     /// The last PDU that it accepted.
     last: EventId,
-    asking: Option<Asking>,
 }
 
 #[derive(Debug)]
@@ -68,6 +69,7 @@ impl Pace {
             window,
             met: now,
             rooms: HashMap::new(),
+            asking: HashMap::new(),
             tidy_above: ROOMS,
             answered: None,
         }
@@ -81,11 +83,11 @@ impl Pace {
     /// How many PDUs of `room` may be sent now.
     #[must_use]
     pub fn left(&self, room: &RoomId, now: Instant) -> u32 {
-        let idle_from = match self.rooms.get(room) {
-            Some(Room { asking: Some(_), .. }) => return 0,
-            Some(known) => known.idle_from,
-            None => self.idle_at_first(),
-        };
+        if self.asking.contains_key(room) {
+            return 0;
+        }
+        let known = self.rooms.get(room);
+        let idle_from = known.map_or_else(|| self.idle_at_first(), |known| known.idle_from);
         let ahead = idle_from
             .saturating_duration_since(now)
             .as_millis()
@@ -95,10 +97,7 @@ impl Pace {
 
     /// PDUs of `room` wait although none may be sent: the destination must be asked. Returns when to look again.
     pub fn ask(&mut self, room: &RoomId, now: Instant) -> Instant {
-        let Some(known) = self.rooms.get_mut(room) else {
-            return now;
-        };
-        let asking = known.asking.get_or_insert(Asking {
+        let asking = self.asking.entry(room.clone()).or_insert(Asking {
             next: now,
             pause: FIRST_PAUSE,
             until: now + PATIENCE,
@@ -117,7 +116,6 @@ impl Pace {
         let new = Room {
             idle_from: now.max(self.idle_at_first()) + PER_PDU,
             last: event.clone(),
-            asking: None,
         };
         self.rooms.insert(room.clone(), new);
     }
@@ -125,7 +123,7 @@ impl Pace {
     fn tidy(&mut self, now: Instant) {
         if self.rooms.len() >= self.tidy_above {
             self.rooms
-                .retain(|_, room| room.asking.is_some() || room.idle_from > now);
+                .retain(|room, known| known.idle_from > now || self.asking.contains_key(room));
             self.tidy_above = ROOMS.max(self.rooms.len() * 2);
         }
     }
@@ -133,19 +131,21 @@ impl Pace {
     /// An event that the destination should be asked for now, with its room.
     #[must_use]
     pub fn due(&self, now: Instant) -> Option<(RoomId, EventId)> {
-        let due = |room: &Room| room.asking.as_ref().is_some_and(|asking| asking.next <= now);
-        let (room, known) = self.rooms.iter().find(|(_, known)| due(known))?;
-        Some((room.clone(), known.last.clone()))
+        let (room, _) = self.asking.iter().find(|(_, asking)| asking.next <= now)?;
+        Some((room.clone(), self.rooms.get(room)?.last.clone()))
     }
 
     /// It was asked; `has` is false if it said that it does not have the event.
     pub fn asked(&mut self, room: &RoomId, has: bool, now: Instant) {
         self.answered = Some(now);
-        let Some(known) = self.rooms.get_mut(room) else { return };
-        let Some(asking) = &mut known.asking else { return };
+        let Some(asking) = self.asking.get_mut(room) else {
+            return;
+        };
         if has || now >= asking.until {
-            known.asking = None;
-            known.idle_from = now;
+            self.asking.remove(room);
+            if let Some(known) = self.rooms.get_mut(room) {
+                known.idle_from = now;
+            }
             return;
         }
         asking.next = (now + asking.pause).min(asking.until);
