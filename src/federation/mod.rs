@@ -3,6 +3,7 @@
 pub mod addresses;
 pub mod client;
 mod gate;
+pub mod inbound;
 pub mod outcome;
 mod resolver;
 pub mod server_name;

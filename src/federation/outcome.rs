@@ -185,6 +185,14 @@ impl MatrixError {
     }
 }
 
+/// What a refusal's body says, for people: `errcode` and `error`.
+pub(super) fn refusal_text(body: &[u8]) -> String {
+    let answer: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(body).unwrap_or_default();
+    let text = |key| answer.get(key).and_then(serde_json::Value::as_str);
+    let said: Vec<&str> = ["errcode", "error"].into_iter().filter_map(text).collect();
+    bounded(said.join(": "))
+}
+
 /// `application/json`, with or without parameters.
 fn is_json(content_type: &[u8]) -> bool {
     let essence = content_type.split(|&b| b == b';').next().unwrap_or_default();

@@ -7,9 +7,9 @@ use crate::core::{canonical_json::push_string, id::ServerName, signing::SigningK
 /// What of a request is signed.
 #[derive(Debug, Clone, Copy)]
 pub struct Signed<'a> {
-    /// Our name.
+    /// The name of who sends it.
     pub origin: &'a ServerName,
-    /// The remote server's Matrix name, whatever host it is reached at.
+    /// The Matrix name of the server it is for, whatever host that is reached at.
     pub destination: &'a ServerName,
     /// The HTTP method.
     pub method: &'a str,
@@ -37,7 +37,7 @@ impl Signed<'_> {
 
     /// What stands before and after the content in the canonical JSON of an object with these members. The content is
     /// canonical already, and too large to be copied for each destination.
-    fn around_content(&self) -> (&'static [u8], String) {
+    pub(super) fn around_content(&self) -> (&'static [u8], String) {
         let (before, comma): (&[u8], _) = match self.content {
             Some(_) => (br#"{"content":"#, ","),
             None => (b"{", ""),

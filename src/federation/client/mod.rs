@@ -2,6 +2,7 @@
 //!
 //! One call is one try; when to try again is the caller's business.
 
+mod ask;
 mod failure;
 #[cfg(test)]
 mod tests;
@@ -15,6 +16,7 @@ use reqwest::{
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
+pub use self::ask::{AskError, Question, Verb};
 use self::failure::Failure;
 use super::{
     addresses::AddressFilter,
@@ -208,11 +210,15 @@ impl Inner {
         }
         let url = format!("https://{}:{}{path}", target.host.in_url(), target.port);
         let url = Url::parse(&url).map_err(|error| lookup(&error))?;
+        let uri = match url.query() {
+            Some(query) => &format!("{}?{query}", url.path()),
+            None => url.path(),
+        };
         let authorization = Signed {
             origin: &self.origin,
             destination,
             method: method.as_str(),
-            uri: url.path(),
+            uri,
             content: body.map(AsRef::as_ref),
         };
         Ok(Request {
@@ -303,8 +309,9 @@ fn is_success(status: u16) -> bool {
     (200..300).contains(&status)
 }
 
-/// `text` as one segment of a URL's path.
-fn percent_encoded(text: &str) -> String {
+/// `text` as one segment of a URL's path, or one value of its query.
+#[must_use]
+pub fn percent_encoded(text: &str) -> String {
     use std::fmt::Write;
     text.bytes()
         .fold(String::with_capacity(text.len() + 8), |mut out, byte| {
