@@ -1,8 +1,27 @@
-//! What a bus tells the task that reads it, and how it returns after a failure.
+//! What is a bus, and how does it return after a failure?
 
-use std::time::Duration;
+use std::{future::Future, sync::Arc, time::Duration};
 
 use rand::{RngExt, rngs::StdRng};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::core::replication::outbox::Outbox;
+
+/// What carries the lines between the processes of one homeserver. It keeps the order of one speaker's lines, brings
+/// everybody's own lines back, and keeps nothing for who is not there.
+pub trait Bus: Clone + Send + 'static {
+    /// Tells `events` what is heard, for ever. Ends when `events` is closed.
+    fn listen(self, events: mpsc::Sender<BusEvent>) -> impl Future<Output = ()> + Send + 'static;
+
+    /// Publishes what comes into `outbox`, until `shutdown`; then what still waits there, if a connection stands.
+    fn speak(
+        self,
+        outbox: Arc<Outbox>,
+        events: mpsc::Sender<BusEvent>,
+        shutdown: CancellationToken,
+    ) -> impl Future<Output = ()> + Send + 'static;
+}
 
 /// What happens on the bus.
 #[derive(Debug)]

@@ -1,13 +1,17 @@
 //! What stands in one line of the replication channel?
 //!
-//! `NAME rest`, the name ending at the first space. Only the commands a federation sender hears or says are taken apart;
-//! all others are [`Command::Unknown`], because every Synapse version adds some.
+//! `NAME rest`, the name ending at the first space. Only the commands that a federation sender or a master hears or says
+//! are taken apart; all others are [`Command::Unknown`], because every Synapse version adds some.
 
 use std::fmt;
 
+use rand::{Rng, RngExt};
 use serde_json::value::RawValue;
 
-use crate::core::id::{InstanceName, ServerName, Token};
+use crate::core::{
+    clock::Millis,
+    id::{InstanceName, ServerName, Token},
+};
 
 /// The longest line read, bytes. Synapse sets no limit; the largest rows are EDUs of about 0.5 MB.
 pub const MAX_LINE: usize = 4 * 1024 * 1024;
@@ -15,8 +19,40 @@ pub const MAX_LINE: usize = 4 * 1024 * 1024;
 /// The longest server name heard, bytes: 255 of host name, a colon and a port.
 const MAX_SERVER_NAME: usize = 261;
 
-/// The longest stream or instance name heard, bytes.
+/// The longest stream, instance, user or device name heard, bytes.
 const MAX_NAME: usize = 255;
+
+/// The longest instance id heard, bytes. All that are known have five.
+const MAX_INSTANCE_ID: usize = 64;
+
+/// Names one run of a process in [`Command::UserSync`]: five random letters drawn at its start. (Its instance name is the
+/// same after a crash, when nothing of what it said holds any more.)
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstanceId(String);
+
+impl InstanceId {
+    /// A new one.
+    #[must_use]
+    pub fn draw(rng: &mut impl Rng) -> Self {
+        let letter = |_| char::from(rng.random_range(b'a'..=b'z'));
+        Self((0..5).map(letter).collect())
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A client of a user.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Device {
+    /// The user.
+    pub user_id: String,
+    /// The device; `None` if its token has none.
+    pub device_id: Option<String>,
+}
 
 /// One line.
 #[derive(Debug, Clone)]
@@ -56,6 +92,19 @@ pub enum Command {
     RemoteServerUp(ServerName),
     /// `NEW_SERVER_JOINED <server>`: a server came into one of our rooms. Further words are left for later versions.
     NewServerJoined(ServerName),
+    /// `USER_SYNC <instance id> <user> <device or "None"> <start or end> <ms>`: a client began or ceased to ask for news.
+    UserSync {
+        /// Whom it asks.
+        instance: InstanceId,
+        /// The client.
+        device: Device,
+        /// It began.
+        syncing: bool,
+        /// When it last asked.
+        last_sync: Millis,
+    },
+    /// `CLEAR_USER_SYNC <instance id>`: that process stops, and none of its clients asks for news any more.
+    ClearUserSync(InstanceId),
     /// A command that is no business of ours.
     Unknown,
 }
@@ -91,6 +140,10 @@ pub fn parse(line: &str) -> Result<Command, LineError> {
         "NEW_SERVER_JOINED" => server_name(rest.split(' ').next().unwrap_or_default())
             .map(Command::NewServerJoined)
             .ok_or(LineError::Malformed("NEW_SERVER_JOINED")),
+        "USER_SYNC" => user_sync(rest).ok_or(LineError::Malformed("USER_SYNC")),
+        "CLEAR_USER_SYNC" => instance_id(rest)
+            .map(Command::ClearUserSync)
+            .ok_or(LineError::Malformed("CLEAR_USER_SYNC")),
         _ => Ok(Command::Unknown),
     }
 }
@@ -125,6 +178,32 @@ fn ack(rest: &str) -> Option<Command> {
         instance: short_name(instance)?.into(),
         token: token(number)?,
     })
+}
+
+fn user_sync(rest: &str) -> Option<Command> {
+    let mut words = rest.split(' ');
+    let command = Command::UserSync {
+        instance: instance_id(words.next()?)?,
+        device: Device {
+            user_id: short_name(words.next()?)?.to_owned(),
+            device_id: match short_name(words.next()?)? {
+                "None" => None,
+                device => Some(device.to_owned()),
+            },
+        },
+        syncing: match words.next()? {
+            "start" => true,
+            "end" => false,
+            _ => return None,
+        },
+        last_sync: words.next()?.parse().ok().map(Millis)?,
+    };
+    words.next().is_none().then_some(command)
+}
+
+fn instance_id(word: &str) -> Option<InstanceId> {
+    let sound = !word.is_empty() && word.len() <= MAX_INSTANCE_ID && !word.contains(' ');
+    sound.then(|| InstanceId(word.to_owned()))
 }
 
 fn token(word: &str) -> Option<Token> {
@@ -163,6 +242,17 @@ impl fmt::Display for Command {
             Self::FederationAck { instance, token } => write!(f, "FEDERATION_ACK {instance} {token}"),
             Self::RemoteServerUp(server) => write!(f, "REMOTE_SERVER_UP {server}"),
             Self::NewServerJoined(server) => write!(f, "NEW_SERVER_JOINED {server}"),
+            Self::UserSync {
+                instance,
+                device: Device { user_id, device_id },
+                syncing,
+                last_sync: Millis(last_sync),
+            } => {
+                let device_id = device_id.as_deref().unwrap_or("None");
+                let state = if *syncing { "start" } else { "end" };
+                write!(f, "USER_SYNC {instance} {user_id} {device_id} {state} {last_sync}")
+            }
+            Self::ClearUserSync(instance) => write!(f, "CLEAR_USER_SYNC {instance}"),
             Self::Unknown => Ok(()),
         }
     }
@@ -186,6 +276,9 @@ mod tests {
             "FEDERATION_ACK fs1 0",
             "REMOTE_SERVER_UP matrix.remote.example",
             "NEW_SERVER_JOINED remote.example:8448",
+            "USER_SYNC qWeRt @ann:example.com PHONE start 1753000000000",
+            "USER_SYNC qWeRt @ann:example.com None end 1753000000500",
+            "CLEAR_USER_SYNC qWeRt",
         ] {
             assert_eq!(parse(line).unwrap().to_string(), line);
         }
@@ -196,7 +289,7 @@ mod tests {
         for line in [
             "",
             " ",
-            "USER_SYNC a b c start 1",
+            "USER_IP a b",
             "rdata x",
             "NEW_ACTIVE_TASK abc",
             "SERVER example.com",
@@ -219,6 +312,12 @@ mod tests {
             "REMOTE_SERVER_UP ",
             "REMOTE_SERVER_UP a b",
             "NEW_SERVER_JOINED",
+            "USER_SYNC a b c start",
+            "USER_SYNC a b c begin 1",
+            "USER_SYNC a b  start 1",
+            "USER_SYNC a b c start 1 2",
+            "CLEAR_USER_SYNC",
+            "CLEAR_USER_SYNC a b",
         ] {
             assert!(matches!(parse(line), Err(LineError::Malformed(_))), "{line:?}");
         }
@@ -235,7 +334,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_input_panics(line in r"(RDATA|POSITION|FEDERATION_ACK|REMOTE_SERVER_UP|NEW_SERVER_JOINED|REPLICATE)? ?\PC{0,60}") {
+        fn no_input_panics(line in r"(RDATA|POSITION|FEDERATION_ACK|REMOTE_SERVER_UP|NEW_SERVER_JOINED|REPLICATE|USER_SYNC|CLEAR_USER_SYNC)? ?\PC{0,60}") {
             let _ = parse(&line);
         }
 

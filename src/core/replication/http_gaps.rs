@@ -61,6 +61,16 @@ impl HttpGaps {
         }
     }
 
+    /// No listeners: for a process whose other processes keep no rows in memory alone.
+    #[must_use]
+    pub fn nowhere() -> Self {
+        Self {
+            endpoints: Vec::new(),
+            secret: None,
+            seed: 0,
+        }
+    }
+
     /// Asks for a page. A second call for the same page uses the same transaction id.
     ///
     /// # Errors

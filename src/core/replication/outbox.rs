@@ -1,8 +1,7 @@
-//! What do we say on the channel, and in which order?
+//! What waits to be said on the channel, and in which order?
 //!
-//! We write one stream, `caches`. Its readers find rows they missed by our POSITION only, and a row that arrives after a
-//! lost one hides the loss. So whenever rows may have been lost, what comes first is a POSITION at the last row: whoever
-//! is behind it fetches the gap from the database, where every row was committed before it came here.
+//! Rows that wait are forgotten when the connection is lost or they are too many. The [`Announcer`]'s POSITION then comes
+//! before all else: whoever is behind it fetches the gap, where every row was committed before it came here.
 
 use std::collections::VecDeque;
 
@@ -12,12 +11,15 @@ use tracing::warn;
 
 use crate::core::{
     id::{InstanceName, Token},
-    replication::{command::Command, stream::Stream},
+    replication::{announcer::Announcer, command::Command, gap::Group, rows, stream::Stream},
     store::CacheRow,
 };
 
 /// Lines that wait at most.
 const MAX_WAITING: usize = 10_000;
+
+/// Bytes of lines that wait at most.
+const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
 
 /// Sent in one round trip at most.
 const MAX_BATCH: usize = 100;
@@ -32,7 +34,7 @@ pub struct Line {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A row of `caches`: if it is lost, a POSITION makes up for it.
+    /// A row of a stream: if it is lost, a POSITION makes up for it.
     Row,
     /// Worth nothing on a later connection.
     Fleeting,
@@ -43,7 +45,6 @@ enum Kind {
 /// The queue towards the bus. Nothing in it blocks.
 #[derive(Debug)]
 pub struct Outbox {
-    me: InstanceName,
     state: Mutex<State>,
     filled: Notify,
 }
@@ -52,20 +53,22 @@ pub struct Outbox {
 struct State {
     open: bool,
     waiting: VecDeque<Line>,
-    last: Token,
+    bytes: usize,
+    announcer: Announcer,
 }
 
 impl Outbox {
-    /// A closed outbox. `last`: a position at or above all `caches` rows that `me` ever wrote, and below all it will write.
+    /// A closed outbox for the streams that `me` writes, each with a position at or above all rows that it ever wrote,
+    /// and below all it will write.
     #[must_use]
-    pub fn new(me: InstanceName, last: Token) -> Self {
+    pub fn new(me: InstanceName, streams: Vec<(Stream, Token)>) -> Self {
         let state = State {
             open: false,
             waiting: VecDeque::new(),
-            last,
+            bytes: 0,
+            announcer: Announcer::new(me, streams),
         };
         Self {
-            me,
             state: Mutex::new(state),
             filled: Notify::new(),
         }
@@ -73,42 +76,51 @@ impl Outbox {
 
     /// Publishes a committed row of `caches`. Rows must come in ascending order: readers drop a late one.
     pub fn cache_row(&self, row: &CacheRow) {
-        let mut state = self.state.lock();
-        if row.token <= state.last {
-            warn!(
-                token = row.token.0,
-                last = state.last.0,
-                "cache invalidation published out of order"
-            );
-        }
-        state.last = state.last.max(row.token);
-        let values = ("get_destination_retry_timings", [row.destination.as_str()], row.at.0);
-        let Ok(row_json) = serde_json::value::to_raw_value(&values) else {
-            return;
-        };
-        let command = Command::Rdata {
-            stream: Stream::Caches.name().to_owned(),
-            writer: self.me.clone(),
-            token: Some(row.token),
-            row: row_json,
-        };
-        self.push(&mut state, command.to_string(), Kind::Row);
+        let rows = vec![rows::caches(row)];
+        let token = row.token;
+        self.rows(Stream::Caches, Group { token, rows });
     }
 
-    /// Publishes a command; while there is no connection, only `REMOTE_SERVER_UP` is kept for the next.
+    /// Publishes committed rows that share a position, or a position that has none. In ascending order for each stream.
+    pub fn rows(&self, stream: Stream, group: Group) {
+        let mut state = self.state.lock();
+        let commands = state.announcer.rows(stream, group);
+        let kind = if matches!(commands[..], [Command::Position { .. }]) {
+            Kind::Fleeting
+        } else {
+            Kind::Row
+        };
+        self.push(&mut state, &commands, kind);
+    }
+
+    /// Publishes our position in a stream if it has moved. What lies between it and the last was ours to give, and empty.
+    pub fn moved(&self, stream: Stream, now: Token) {
+        let mut state = self.state.lock();
+        let command = state.announcer.moved(stream, now);
+        self.push(&mut state, command.as_slice(), Kind::Fleeting);
+    }
+
+    /// Publishes that there are rows up to `token` which must be fetched.
+    pub fn skip(&self, stream: Stream, token: Token) {
+        let mut state = self.state.lock();
+        let command = state.announcer.skip(stream, token);
+        self.push(&mut state, command.as_slice(), Kind::Fleeting);
+    }
+
+    /// Publishes a command; while there is no connection, only those about servers are kept for the next.
     pub fn say(&self, command: &Command) {
         let kind = match command {
-            Command::RemoteServerUp(_) => Kind::Lasting,
+            Command::RemoteServerUp(_) | Command::NewServerJoined(_) => Kind::Lasting,
             _ => Kind::Fleeting,
         };
-        self.push(&mut self.state.lock(), command.to_string(), kind);
+        self.push(&mut self.state.lock(), std::slice::from_ref(command), kind);
     }
 
-    /// Publishes where we are in the streams we write, behind the rows that wait.
+    /// Publishes where we are in the streams we write, behind the rows that wait: a position is never ahead of them.
     pub fn announce(&self) {
         let mut state = self.state.lock();
-        let position = self.position(state.last);
-        self.push(&mut state, position, Kind::Fleeting);
+        let positions = state.announcer.positions();
+        self.push(&mut state, &positions, Kind::Fleeting);
     }
 
     /// A connection stands: lines flow.
@@ -125,7 +137,7 @@ impl Outbox {
         for line in unsent.into_iter().rev() {
             state.waiting.push_front(line);
         }
-        state.waiting.retain(|line| line.kind == Kind::Lasting);
+        state.retain_lasting();
         state.waiting.truncate(MAX_WAITING);
     }
 
@@ -136,45 +148,57 @@ impl Outbox {
                 let mut state = self.state.lock();
                 if state.open && !state.waiting.is_empty() {
                     let count = state.waiting.len().min(MAX_BATCH);
-                    return state.waiting.drain(..count).collect();
+                    let lines: Vec<_> = state.waiting.drain(..count).collect();
+                    state.bytes = state.waiting.iter().map(|line| line.text.len()).sum();
+                    return lines;
                 }
             }
             self.filled.notified().await;
         }
     }
 
-    fn push(&self, state: &mut State, text: String, kind: Kind) {
-        if !state.open && kind != Kind::Lasting {
+    /// The lines of one call stand side by side.
+    fn push(&self, state: &mut State, commands: &[Command], kind: Kind) {
+        if commands.is_empty() || (!state.open && kind != Kind::Lasting) {
             return;
         }
-        if state.waiting.len() >= MAX_WAITING && state.open {
-            warn!("too much to publish; cache rows that wait are announced by position instead");
+        let full =
+            |state: &State| state.waiting.len() + commands.len() > MAX_WAITING || state.bytes > MAX_WAITING_BYTES;
+        if full(state) && state.open {
+            warn!("too much to publish; rows that wait are announced by position instead");
             self.start_over(state);
         }
-        // A newline would end the command for some readers; no text of ours has one, so the name in it is not a name.
-        if state.waiting.len() < MAX_WAITING && !text.contains('\n') {
-            state.waiting.push_back(Line { text, kind });
-            self.filled.notify_one();
+        if full(state) {
+            return;
         }
-    }
-
-    /// Forgets the rows that wait and puts our position in front of all.
-    fn start_over(&self, state: &mut State) {
-        state.waiting.retain(|line| line.kind == Kind::Lasting);
-        let text = self.position(state.last);
-        let kind = Kind::Fleeting;
-        state.waiting.push_front(Line { text, kind });
+        for command in commands {
+            let text = command.to_string();
+            // A newline would end the command for some readers; no text of ours has one, so the name in it is not a name.
+            if !text.contains('\n') {
+                state.bytes += text.len();
+                state.waiting.push_back(Line { text, kind });
+            }
+        }
         self.filled.notify_one();
     }
 
-    fn position(&self, last: Token) -> String {
-        let command = Command::Position {
-            stream: Stream::Caches.name().to_owned(),
-            writer: self.me.clone(),
-            prev: last,
-            new: last,
-        };
-        command.to_string()
+    /// Forgets the rows that wait and puts our positions in front of all.
+    fn start_over(&self, state: &mut State) {
+        state.retain_lasting();
+        for command in state.announcer.positions().iter().rev() {
+            let text = command.to_string();
+            state.bytes += text.len();
+            let kind = Kind::Fleeting;
+            state.waiting.push_front(Line { text, kind });
+        }
+        self.filled.notify_one();
+    }
+}
+
+impl State {
+    fn retain_lasting(&mut self) {
+        self.waiting.retain(|line| line.kind == Kind::Lasting);
+        self.bytes = self.waiting.iter().map(|line| line.text.len()).sum();
     }
 }
 
@@ -201,7 +225,7 @@ mod tests {
 
     #[test]
     fn rows_are_written_as_synapse_writes_them() {
-        let outbox = Outbox::new("fs1".into(), Token(80));
+        let outbox = Outbox::new("fs1".into(), vec![(Stream::Caches, Token(80))]);
         outbox.open();
         outbox.cache_row(&row(8123));
         outbox.announce();
@@ -218,7 +242,7 @@ mod tests {
 
     #[test]
     fn after_a_loss_the_position_comes_before_the_next_row() {
-        let outbox = Outbox::new("fs1".into(), Token(80));
+        let outbox = Outbox::new("fs1".into(), vec![(Stream::Caches, Token(80))]);
         outbox.cache_row(&row(81));
         outbox.say(&Command::Replicate);
         outbox.say(&Command::RemoteServerUp("up.example".into()));
@@ -238,7 +262,7 @@ mod tests {
 
     #[test]
     fn too_many_rows_become_a_position() {
-        let outbox = Outbox::new("fs1".into(), Token(0));
+        let outbox = Outbox::new("fs1".into(), vec![(Stream::Caches, Token(0))]);
         outbox.open();
         for token in 1..=20_000 {
             outbox.cache_row(&row(token));
@@ -258,6 +282,30 @@ mod tests {
             "{} {}",
             all[0],
             all[1]
+        );
+    }
+
+    #[test]
+    fn more_rows_of_one_position_than_may_wait_become_a_position() {
+        let outbox = Outbox::new(
+            "master".into(),
+            vec![(Stream::Events, Token(5)), (Stream::Typing, Token(0))],
+        );
+        outbox.open();
+        let row = || serde_json::value::RawValue::from_string("[]".to_owned()).unwrap();
+        let rows = (0..MAX_WAITING).map(|_| row()).collect();
+        let token = Token(6);
+        outbox.rows(Stream::Events, Group { token, rows });
+        assert_eq!(
+            sent(&outbox),
+            ["POSITION events master 6 6", "POSITION typing master 0 0"]
+        );
+        outbox.moved(Stream::Events, Token(6));
+        outbox.moved(Stream::Events, Token(8));
+        outbox.skip(Stream::Events, Token(9));
+        assert_eq!(
+            sent(&outbox),
+            ["POSITION events master 6 8", "POSITION events master 9 9"]
         );
     }
 }

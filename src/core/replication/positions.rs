@@ -1,4 +1,4 @@
-//! Up to where has every writer of the `events` stream persisted everything?
+//! Up to where has every writer of a stream persisted everything?
 //!
 //! The writers take ids from one sequence and commit in any order. The answer is never below the least position of all
 //! writers; beyond that it climbs over ids that have been seen without a hole, so that one idle writer does not pin it.
@@ -6,48 +6,91 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap},
+    fmt::Debug,
 };
 
-use crate::core::id::{InstanceName, StreamOrdering};
+use crate::core::{
+    id::{InstanceName, StickyPosition, StreamOrdering, Token},
+    replication::stream::Stream,
+};
 
 /// How many seen ids above the answer are remembered. Forgetting one is safe: the answer then waits for the writers'
 /// own positions.
 const MAX_SEEN: usize = 1_000_000;
 
-/// The position of every writer, and what follows from them.
-#[derive(Debug, Clone)]
-pub struct Positions {
-    writers: BTreeMap<InstanceName, StreamOrdering>,
-    seen: BinaryHeap<Reverse<StreamOrdering>>,
-    up_to: StreamOrdering,
+/// A position in a stream whose ids several writers take from one source.
+pub trait Position: Copy + Ord + Default + Debug + Send + Sync + 'static {
+    /// The stream.
+    const STREAM: Stream;
+
+    /// From what stands on the wire.
+    fn at(token: Token) -> Self;
+
+    /// As it stands on the wire.
+    fn token(self) -> Token;
+
+    /// The position just below.
+    #[must_use]
+    fn before(self) -> Self {
+        Self::at(Token(self.token().0.saturating_sub(1)))
+    }
 }
 
-impl Positions {
+impl Position for StreamOrdering {
+    const STREAM: Stream = Stream::Events;
+
+    fn at(token: Token) -> Self {
+        Self(token.0)
+    }
+
+    fn token(self) -> Token {
+        Token(self.0)
+    }
+}
+
+impl Position for StickyPosition {
+    const STREAM: Stream = Stream::StickyEvents;
+
+    fn at(token: Token) -> Self {
+        Self(token.0)
+    }
+
+    fn token(self) -> Token {
+        Token(self.0)
+    }
+}
+
+/// The position of every writer, and what follows from them.
+#[derive(Debug, Clone)]
+pub struct Positions<P = StreamOrdering> {
+    writers: BTreeMap<InstanceName, P>,
+    seen: BinaryHeap<Reverse<P>>,
+    up_to: P,
+    greatest: P,
+}
+
+impl<P: Position> Positions<P> {
     /// Where reading the tables begins at start-up: the least position that `stored` (rows of `stream_positions`) has for
     /// one of the configured `writers`. `None`: there is none, only the greatest id of each table is wanted.
     #[must_use]
-    pub fn oldest_stored(
-        writers: &[InstanceName],
-        stored: &[(InstanceName, StreamOrdering)],
-    ) -> Option<StreamOrdering> {
+    pub fn oldest_stored(writers: &[InstanceName], stored: &[(InstanceName, P)]) -> Option<P> {
         known(writers, stored).map(|(_, position)| *position).min()
     }
 
     /// The positions at start-up. `ids`: every id of the stream's tables at or above [`Self::oldest_stored`], in any
     /// order; if that is `None`, the greatest id of each table.
     #[must_use]
-    pub fn at_start(
-        writers: &[InstanceName],
-        stored: &[(InstanceName, StreamOrdering)],
-        ids: impl IntoIterator<Item = StreamOrdering>,
-    ) -> Self {
+    pub fn at_start(writers: &[InstanceName], stored: &[(InstanceName, P)], ids: impl IntoIterator<Item = P>) -> Self {
         let ids = ids.into_iter();
         let mut positions = match Self::oldest_stored(writers, stored) {
             // Synapse's sequences begin with 2: 1 counts as seen.
-            None => Self::at(ids.max().unwrap_or_default().max(StreamOrdering(1))),
+            None => Self::at(ids.max().unwrap_or_default().max(P::at(Token(1)))),
             Some(oldest) => {
                 let mut positions = Self::at(oldest);
-                positions.writers.extend(known(writers, stored).cloned());
+                for (writer, position) in known(writers, stored) {
+                    positions.writers.insert(writer.clone(), *position);
+                    positions.greatest = positions.greatest.max(*position);
+                }
                 let mut ids: Vec<_> = ids.collect();
                 ids.sort_unstable();
                 for id in ids {
@@ -63,34 +106,58 @@ impl Positions {
         positions
     }
 
-    fn at(up_to: StreamOrdering) -> Self {
+    fn at(up_to: P) -> Self {
         Self {
             writers: BTreeMap::new(),
             seen: BinaryHeap::new(),
             up_to,
+            greatest: up_to,
         }
     }
 
     /// Everything at or below this is persisted by all writers.
     #[must_use]
-    pub fn up_to(&self) -> StreamOrdering {
+    pub fn up_to(&self) -> P {
         self.up_to
     }
 
+    /// The greatest id that is known to be persisted.
+    #[must_use]
+    pub fn greatest(&self) -> P {
+        self.greatest
+    }
+
     /// `writer` has persisted `token` and everything of its own below. A lower token than before changes nothing.
-    pub fn advance(&mut self, writer: &InstanceName, token: StreamOrdering) {
+    pub fn advance(&mut self, writer: &InstanceName, token: P) {
+        self.note(writer, token);
+        self.raise(None);
+    }
+
+    /// Like [`Self::advance`], but what follows waits for [`Self::raise`].
+    pub(super) fn note(&mut self, writer: &InstanceName, token: P) {
         let position = self.writers.entry(writer.clone()).or_insert(token);
         *position = token.max(*position);
         self.saw(token);
-        let least = self.writers.values().min().copied().unwrap_or(self.up_to);
-        self.up_to = self.up_to.max(least);
-        self.climb();
     }
 
-    fn saw(&mut self, id: StreamOrdering) {
+    /// `writer` speaks for itself from now on, by the limit of [`Self::raise`].
+    pub(super) fn leave_out(&mut self, writer: &InstanceName) {
+        self.writers.remove(writer);
+    }
+
+    /// `id` is persisted.
+    pub(super) fn saw(&mut self, id: P) {
+        self.greatest = self.greatest.max(id);
         if id > self.up_to && self.seen.len() < MAX_SEEN {
             self.seen.push(Reverse(id));
         }
+    }
+
+    /// Works out anew up to where all have persisted. `limit`: the position of the writer that was left out.
+    pub(super) fn raise(&mut self, limit: Option<P>) {
+        let least = self.writers.values().copied().chain(limit).min();
+        self.up_to = self.up_to.max(least.unwrap_or(self.up_to));
+        self.climb();
     }
 
     fn climb(&mut self) {
@@ -104,10 +171,10 @@ impl Positions {
     }
 }
 
-fn known<'a>(
+fn known<'a, P>(
     writers: &'a [InstanceName],
-    stored: &'a [(InstanceName, StreamOrdering)],
-) -> impl Iterator<Item = &'a (InstanceName, StreamOrdering)> {
+    stored: &'a [(InstanceName, P)],
+) -> impl Iterator<Item = &'a (InstanceName, P)> {
     stored.iter().filter(|(name, _)| writers.contains(name))
 }
 
@@ -167,12 +234,18 @@ mod tests {
     #[test]
     fn with_nothing_stored_the_tables_decide() {
         let writers = names(&["master"]);
-        assert_eq!(Positions::oldest_stored(&writers, &stored(&[("other", 9)])), None);
         assert_eq!(
-            Positions::at_start(&writers, &[], ids(&[17, 40])).up_to(),
+            Positions::<StreamOrdering>::oldest_stored(&writers, &stored(&[("other", 9)])),
+            None
+        );
+        assert_eq!(
+            Positions::<StreamOrdering>::at_start(&writers, &[], ids(&[17, 40])).up_to(),
             StreamOrdering(40)
         );
-        assert_eq!(Positions::at_start(&writers, &[], []).up_to(), StreamOrdering(1));
+        assert_eq!(
+            Positions::<StreamOrdering>::at_start(&writers, &[], []).up_to(),
+            StreamOrdering(1)
+        );
     }
 
     #[test]

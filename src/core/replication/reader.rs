@@ -10,9 +10,9 @@ use tracing::{debug, warn};
 
 use crate::core::{
     clock::Millis,
-    id::{InstanceName, ServerName, StreamOrdering, Token},
+    id::{InstanceName, ServerName, Token},
     replication::{
-        command::{self, Command, LineError},
+        command::{self, Command, Device, InstanceId, LineError},
         echoes::Echoes,
         gap::{Fetch, Group, Page},
         lane::{self, Effect, Lane},
@@ -23,6 +23,15 @@ use crate::core::{
 
 /// Writers followed at most, over all streams. Instance names come from the channel.
 const MAX_LANES: usize = 1_000;
+
+/// What a process is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It sends to other homeservers: it acknowledges the `federation` stream.
+    Sender,
+    /// It handles clients and presence: it hears acknowledgements, and whose clients ask for news.
+    Master,
+}
 
 /// Where reading begins: what the database says at start-up.
 #[derive(Debug, Clone)]
@@ -73,47 +82,54 @@ pub enum Action {
         /// The rows and their position.
         group: Group,
     },
-    /// `events` is persisted up to here by all writers. Only grows.
-    EventsUpTo(StreamOrdering),
+    /// A writer of a stream whose ids several take from one source said its position.
+    Reached {
+        /// The stream.
+        stream: Stream,
+        /// The writer.
+        writer: InstanceName,
+        /// Its position. It may be lower than one said before.
+        token: Token,
+    },
     /// `REMOTE_SERVER_UP` (also the echo of our own).
     ServerUp(ServerName),
     /// `NEW_SERVER_JOINED`.
     NewServerJoined(ServerName),
     /// Another process acknowledges under our name.
     TwinAlive,
+    /// A sender has dealt with the `federation` stream up to here.
+    FederationAck(InstanceName, Token),
+    /// A client began (true) or ceased to ask a process for news.
+    UserSync(InstanceId, Device, bool, Millis),
+    /// That process stops.
+    ClearUserSync(InstanceId),
 }
 
 /// The reading side's state.
 #[derive(Debug)]
 pub struct Reader {
     me: InstanceName,
+    role: Role,
     subscribed: bool,
     outbound: bool,
-    events: Positions,
     caches_start: Token,
     lanes: HashMap<(Stream, InstanceName), Lane>,
     echoes: Echoes,
 }
 
 impl Reader {
-    /// A reader for the instance `me`, not connected.
+    /// A reader for the instance `me`, not connected. `caches`: see [`StartPositions::caches`].
     #[must_use]
-    pub fn new(me: InstanceName, start: StartPositions) -> Self {
+    pub fn new(me: InstanceName, role: Role, caches: Token) -> Self {
         Self {
             me,
+            role,
             subscribed: false,
             outbound: false,
-            events: start.events,
-            caches_start: start.caches,
+            caches_start: caches,
             lanes: HashMap::new(),
             echoes: Echoes::default(),
         }
-    }
-
-    /// Up to where `events` is persisted by all writers.
-    #[must_use]
-    pub fn events_up_to(&self) -> StreamOrdering {
-        self.events.up_to()
     }
 
     /// When to hand in [`Input::Tick`].
@@ -209,11 +225,23 @@ impl Reader {
                 new,
             } => self.hear(&stream, &writer, lane::Heard::Position { prev, new }, now, actions),
             Command::Replicate => actions.push(Action::Announce),
-            Command::FederationAck { instance, .. } => {
-                if instance == self.me && self.echoes.heard() {
-                    actions.push(Action::TwinAlive);
-                }
+            Command::FederationAck { instance, token } => match self.role {
+                Role::Sender if instance == self.me && self.echoes.heard() => actions.push(Action::TwinAlive),
+                Role::Sender => {}
+                Role::Master => actions.push(Action::FederationAck(instance, token)),
+            },
+            Command::UserSync {
+                instance,
+                device,
+                syncing,
+                last_sync,
+            } if self.role == Role::Master => {
+                actions.push(Action::UserSync(instance, device, syncing, last_sync));
             }
+            Command::ClearUserSync(instance) if self.role == Role::Master => {
+                actions.push(Action::ClearUserSync(instance));
+            }
+            Command::UserSync { .. } | Command::ClearUserSync(_) => {}
             Command::RemoteServerUp(server) => actions.push(Action::ServerUp(server)),
             Command::NewServerJoined(server) => actions.push(Action::NewServerJoined(server)),
             Command::Unknown => debug!(command = line.split(' ').next(), "unknown command ignored"),
@@ -231,7 +259,8 @@ impl Reader {
         let Some(stream) = Stream::by_name(stream) else {
             return;
         };
-        if *writer == self.me || !self.subscribed {
+        let not_ours = stream == Stream::Federation && self.role == Role::Master;
+        if *writer == self.me || !self.subscribed || not_ours {
             return;
         }
         let key = (stream, writer.clone());
@@ -242,7 +271,7 @@ impl Reader {
             }
             let start = match stream {
                 Stream::Caches => self.caches_start,
-                Stream::Events | Stream::Federation => Token(0),
+                _ => Token(0),
             };
             let first_key = u64::try_from(self.lanes.len()).unwrap_or_default() << 32;
             self.lanes
@@ -286,20 +315,18 @@ impl Reader {
 
     fn reached(&mut self, stream: Stream, writer: &InstanceName, token: Token, now: Millis, actions: &mut Vec<Action>) {
         match stream {
-            Stream::Events => {
-                let before = self.events.up_to();
-                self.events.advance(writer, StreamOrdering(token.0));
-                if self.events.up_to() > before {
-                    actions.push(Action::EventsUpTo(self.events.up_to()));
-                }
-            }
+            Stream::Events | Stream::StickyEvents => actions.push(Action::Reached {
+                stream,
+                writer: writer.clone(),
+                token,
+            }),
             Stream::Federation if self.outbound => {
                 self.echoes.published(now);
                 let instance = self.me.clone();
                 actions.push(Action::Publish(Command::FederationAck { instance, token }));
             }
             // Unsaid, the acknowledgement comes up again with the POSITION that our next REPLICATE brings.
-            Stream::Federation | Stream::Caches => {}
+            Stream::Federation | Stream::Caches | Stream::Presence | Stream::Typing => {}
         }
     }
 }

@@ -5,7 +5,7 @@
 use std::{future::Future, io, sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
-use rand::rngs::StdRng;
+use rand::{SeedableRng, rngs::StdRng};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
     RedisError, TlsCertificates, Value,
@@ -20,9 +20,12 @@ use tracing::{debug, info, warn};
 
 use crate::{
     config::{Redis, RedisAddress, RedisTls},
-    core::replication::{
-        bus::{Backoff, BusEvent},
-        outbox::{Line, Outbox},
+    core::{
+        id::ServerName,
+        replication::{
+            bus::{Backoff, Bus, BusEvent},
+            outbox::{Line, Outbox},
+        },
     },
 };
 
@@ -51,61 +54,73 @@ enum BusError {
     Ended,
 }
 
-/// Listens on `channel`, for ever. Ends when `events` is closed.
-pub async fn listen(redis: Redis, channel: String, events: mpsc::Sender<BusEvent>, rng: StdRng) {
-    let mut backoff = Backoff::new(LONGEST_PAUSE_INBOUND, rng);
-    loop {
-        match within_timeout(subscribe(&redis, &channel)).await {
-            Ok((sink, stream)) => {
-                backoff.reset();
-                info!(channel, "subscribed to Redis");
-                if events.send(BusEvent::Subscribed).await.is_err() {
-                    return;
-                }
-                let error = tokio::select! {
-                    error = keep_alive(sink) => error,
-                    error = pass_on(stream, &events) => error,
-                };
-                warn!(%error, "subscription to Redis lost");
-                if events.send(BusEvent::Lost).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => warn!(%error, "cannot subscribe to Redis"),
-        }
-        sleep(backoff.pause()).await;
+/// A channel of a Redis.
+#[derive(Debug, Clone)]
+pub struct RedisBus {
+    redis: Redis,
+    channel: String,
+    seed: u64,
+}
+
+impl RedisBus {
+    /// The channel of the homeserver `server_name`. The pauses between attempts to connect are drawn from `seed`.
+    #[must_use]
+    pub fn new(redis: Redis, server_name: &ServerName, seed: u64) -> Self {
+        let channel = server_name.as_str().to_owned();
+        Self { redis, channel, seed }
     }
 }
 
-/// Publishes on `channel` what comes into `outbox`, until `shutdown`; then what still waits there, if a connection stands.
-pub async fn speak(
-    redis: Redis,
-    channel: String,
-    outbox: Arc<Outbox>,
-    events: mpsc::Sender<BusEvent>,
-    rng: StdRng,
-    shutdown: CancellationToken,
-) {
-    let mut backoff = Backoff::new(LONGEST_PAUSE_OUTBOUND, rng);
-    while let Some(connected) = shutdown.run_until_cancelled(within_timeout(connect(&redis))).await {
-        match connected {
-            Ok(connection) => {
-                backoff.reset();
-                debug!("outbound connection to Redis stands");
-                outbox.open();
-                // The reader may be gone already at shutdown; what waits is published all the same.
-                let _ = events.send(BusEvent::OutboundUp).await;
-                let Err((error, unsent)) = publish_all(connection, &channel, &outbox, &shutdown).await else {
-                    return;
-                };
-                outbox.close(unsent);
-                warn!(%error, "outbound connection to Redis lost");
-                let _ = events.send(BusEvent::OutboundDown).await;
+impl Bus for RedisBus {
+    async fn listen(self, events: mpsc::Sender<BusEvent>) {
+        let Self { redis, channel, seed } = self;
+        let mut backoff = Backoff::new(LONGEST_PAUSE_INBOUND, StdRng::seed_from_u64(seed));
+        loop {
+            match within_timeout(subscribe(&redis, &channel)).await {
+                Ok((sink, stream)) => {
+                    backoff.reset();
+                    info!(channel, "subscribed to Redis");
+                    if events.send(BusEvent::Subscribed).await.is_err() {
+                        return;
+                    }
+                    let error = tokio::select! {
+                        error = keep_alive(sink) => error,
+                        error = pass_on(stream, &events) => error,
+                    };
+                    warn!(%error, "subscription to Redis lost");
+                    if events.send(BusEvent::Lost).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error) => warn!(%error, "cannot subscribe to Redis"),
             }
-            Err(error) => warn!(%error, "no outbound connection to Redis"),
+            sleep(backoff.pause()).await;
         }
-        if shutdown.run_until_cancelled(sleep(backoff.pause())).await.is_none() {
-            return;
+    }
+
+    async fn speak(self, outbox: Arc<Outbox>, events: mpsc::Sender<BusEvent>, shutdown: CancellationToken) {
+        let Self { redis, channel, seed } = self;
+        let mut backoff = Backoff::new(LONGEST_PAUSE_OUTBOUND, StdRng::seed_from_u64(seed.wrapping_add(1)));
+        while let Some(connected) = shutdown.run_until_cancelled(within_timeout(connect(&redis))).await {
+            match connected {
+                Ok(connection) => {
+                    backoff.reset();
+                    debug!("outbound connection to Redis stands");
+                    outbox.open();
+                    // The reader may be gone already at shutdown; what waits is published all the same.
+                    let _ = events.send(BusEvent::OutboundUp).await;
+                    let Err((error, unsent)) = publish_all(connection, &channel, &outbox, &shutdown).await else {
+                        return;
+                    };
+                    outbox.close(unsent);
+                    warn!(%error, "outbound connection to Redis lost");
+                    let _ = events.send(BusEvent::OutboundDown).await;
+                }
+                Err(error) => warn!(%error, "no outbound connection to Redis"),
+            }
+            if shutdown.run_until_cancelled(sleep(backoff.pause())).await.is_none() {
+                return;
+            }
         }
     }
 }

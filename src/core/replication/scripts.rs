@@ -3,13 +3,9 @@
 use super::{
     command::Command,
     gap::{CacheInvalidation, page_of_caches},
-    positions::Positions,
-    reader::{Action, Input, Reader, StartPositions},
+    reader::{Action, Input, Reader, Role},
 };
-use crate::core::{
-    clock::Millis,
-    id::{InstanceName, StreamOrdering, Token},
-};
+use crate::core::{clock::Millis, id::Token};
 
 /// Both streams' positions at start-up.
 const START: i64 = 10;
@@ -21,9 +17,11 @@ fn drive(reader: &mut Reader, lines: &[&str]) -> Vec<Action> {
 }
 
 fn connected() -> Reader {
-    let events = Positions::at_start(&[InstanceName::from("master")], &[], [StreamOrdering(START)]);
-    let caches = Token(START);
-    let mut reader = Reader::new("fs1".into(), StartPositions { events, caches });
+    connected_as("fs1", Role::Sender)
+}
+
+fn connected_as(me: &str, role: Role) -> Reader {
+    let mut reader = Reader::new(me.into(), role, Token(START));
     assert!(
         reader.handle(Input::Subscribed, Millis(0)).is_empty(),
         "nobody would hear it"
@@ -42,10 +40,15 @@ fn short(actions: &[Action]) -> Vec<String> {
         Action::Announce => "announce".to_owned(),
         Action::Fetch(fetch) => format!("fetch {} {}..{}", fetch.stream.name(), fetch.from, fetch.to),
         Action::Rows { stream, group, .. } => format!("rows {} {} {}", stream.name(), group.token, group.rows.len()),
-        Action::EventsUpTo(up_to) => format!("events {up_to}"),
+        Action::Reached { stream, writer, token } => format!("{} {writer} {token}", stream.name()),
         Action::ServerUp(server) => format!("up {server}"),
         Action::NewServerJoined(server) => format!("joined {server}"),
         Action::TwinAlive => "twin".to_owned(),
+        Action::FederationAck(instance, token) => format!("ack {instance} {token}"),
+        Action::UserSync(instance, device, syncing, at) => {
+            format!("sync {instance} {} {syncing} {}", device.user_id, at.0)
+        }
+        Action::ClearUserSync(instance) => format!("clear {instance}"),
     };
     actions.iter().map(text).collect()
 }
@@ -218,4 +221,30 @@ fn commands_are_heard_and_a_twin_is_told_from_an_echo() {
     drive(&mut reader, &[position]);
     assert!(drive(&mut reader, &[echo]).is_empty());
     assert_eq!(short(&drive(&mut reader, &[echo])), ["twin"]);
+}
+
+#[test]
+fn a_master_hears_what_is_for_it_and_a_sender_does_not() {
+    let lines = [
+        "POSITION events persister 10 12",
+        "POSITION sticky_events persister 0 4",
+        "POSITION federation master 0 5",
+        r#"RDATA events master 13 ["ev",[]]"#,
+        "FEDERATION_ACK fs2 3",
+        "USER_SYNC qWeRt @ann:example.com None start 7",
+        "CLEAR_USER_SYNC qWeRt",
+        "REMOTE_SERVER_UP a.example",
+    ];
+    let both = ["events persister 12", "sticky_events persister 4"];
+    let mut master = connected_as("master", Role::Master);
+    let for_it = [
+        "ack fs2 3",
+        "sync qWeRt @ann:example.com true 7",
+        "clear qWeRt",
+        "up a.example",
+    ];
+    assert_eq!(short(&drive(&mut master, &lines)), [&both[..], &for_it].concat());
+    let mut sender = connected();
+    let for_it = ["FEDERATION_ACK fs1 5", "up a.example"];
+    assert_eq!(short(&drive(&mut sender, &lines)), [&both[..], &for_it].concat());
 }

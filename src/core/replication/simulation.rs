@@ -13,7 +13,7 @@ use super::{
     command::Command,
     gap::{CacheInvalidation, Fetch, PAGE, Page, page_of_caches},
     positions::Positions,
-    reader::{Action, Input, Reader, StartPositions},
+    reader::{Action, Input, Reader, Role},
     stream::Stream,
 };
 use crate::core::{
@@ -69,6 +69,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 struct World {
     reader: Reader,
+    /// What the reader was told of `events`.
+    events: Positions,
     now: Millis,
     /// The table, by token.
     rows: BTreeMap<i64, usize>,
@@ -88,9 +90,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let events = Positions::at_start(&[WRITERS[0].into(), WRITERS[1].into()], &[], [StreamOrdering(START)]);
-        let caches = Token(START);
         let mut world = Self {
-            reader: Reader::new("fs1".into(), StartPositions { events, caches }),
+            reader: Reader::new("fs1".into(), Role::Sender, Token(START)),
+            events,
             now: Millis(0),
             rows: BTreeMap::new(),
             last_row: [3, 10, 0],
@@ -117,7 +119,11 @@ impl World {
                     assert_eq!(WRITERS[self.rows[&group.token.0]], writer.as_str());
                     self.delivered.insert(group.token.0);
                 }
-                Action::EventsUpTo(up_to) => assert!(up_to.0 <= self.truth(), "{up_to} > {}", self.truth()),
+                Action::Reached { writer, token, .. } => {
+                    self.events.advance(&writer, StreamOrdering(token.0));
+                    let up_to = self.events.up_to();
+                    assert!(up_to.0 <= self.truth(), "{up_to} > {}", self.truth());
+                }
                 _ => {}
             }
         }
@@ -263,7 +269,7 @@ proptest! {
         world.settle();
         let owed: BTreeSet<i64> = world.rows.keys().copied().collect();
         prop_assert_eq!(&world.delivered, &owed);
-        prop_assert_eq!(world.reader.events_up_to().0, world.truth());
+        prop_assert_eq!(world.events.up_to().0, world.truth());
     }
 }
 

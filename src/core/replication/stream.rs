@@ -1,16 +1,22 @@
-//! Which streams does this daemon follow, and what is peculiar to each?
+//! Which streams are followed or written, and what is peculiar to each?
 //!
 //! Facts: Synapse 1.163.2. A further stream is a further variant, and an answer in every function below.
 
-/// A stream that is followed.
+/// A stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// New events and changes of current state. Only its positions matter: the rows are read from the database.
     Events,
-    /// Invalidated caches. The one stream we write ourselves.
+    /// New sticky events, numbered apart. As with `events`, only the positions matter.
+    StickyEvents,
+    /// Invalidated caches. The one stream that a worker writes too.
     Caches,
     /// The main process's in-memory queue for senders. It must be acknowledged.
     Federation,
+    /// Who is online. Written only.
+    Presence,
+    /// Who is typing. Written only.
+    Typing,
 }
 
 /// Where the rows of a gap come from.
@@ -50,15 +56,18 @@ impl Stream {
     pub fn name(self) -> &'static str {
         match self {
             Self::Events => "events",
+            Self::StickyEvents => "sticky_events",
             Self::Caches => "caches",
             Self::Federation => "federation",
+            Self::Presence => "presence",
+            Self::Typing => "typing",
         }
     }
 
     /// The stream of that name, if it is followed.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
-        [Self::Events, Self::Caches, Self::Federation]
+        [Self::Events, Self::StickyEvents, Self::Caches, Self::Federation]
             .into_iter()
             .find(|stream| stream.name() == name)
     }
@@ -67,9 +76,9 @@ impl Stream {
     #[must_use]
     pub fn gap(self) -> Gap {
         match self {
-            Self::Events => Gap::Nothing,
+            Self::Events | Self::StickyEvents => Gap::Nothing,
             Self::Caches => Gap::Database,
-            Self::Federation => Gap::Http,
+            Self::Federation | Self::Presence | Self::Typing => Gap::Http,
         }
     }
 
@@ -77,8 +86,8 @@ impl Stream {
     #[must_use]
     pub fn memory(self) -> Memory {
         match self {
-            Self::Events | Self::Caches => Memory::Increasing,
-            Self::Federation => Memory::AlwaysZero,
+            Self::Events | Self::StickyEvents | Self::Caches | Self::Presence => Memory::Increasing,
+            Self::Federation | Self::Typing => Memory::AlwaysZero,
         }
     }
 
@@ -93,7 +102,9 @@ impl Stream {
     pub fn stored_as(self) -> Option<&'static str> {
         match self {
             Self::Events => Some("events"),
-            Self::Caches | Self::Federation => None,
+            Self::StickyEvents => Some("sticky_events"),
+            Self::Presence => Some("presence_stream"),
+            Self::Caches | Self::Federation | Self::Typing => None,
         }
     }
 
@@ -115,7 +126,9 @@ impl Stream {
                 }
             }
             Self::Caches => const { &[table("cache_invalidation_stream_by_instance", "stream_id")] },
-            Self::Federation => &[],
+            Self::StickyEvents => const { &[table("sticky_events", "stream_id")] },
+            Self::Presence => const { &[table("presence_stream", "stream_id")] },
+            Self::Federation | Self::Typing => &[],
         }
     }
 }

@@ -1,34 +1,37 @@
 //! The running side of replication: carries out what the reader decides.
 //!
-//! Three tasks: one listens, one speaks ([`redis_bus`]), one drives the [`Reader`]. The last never waits for anything
+//! Three tasks: one listens, one speaks (both of the [`Bus`]), one drives the [`Reader`]. The last never waits for anything
 //! slow, so that nothing piles up in front of it: pages are fetched beside it, and what is heard waits, bounded, for whoever
 //! uses it.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use rand::{SeedableRng, rngs::StdRng};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, error, warn};
 
+pub use super::heard::Heard;
 use crate::{
     config,
     core::{
         clock::Millis,
-        id::{InstanceName, ServerName, StreamOrdering},
+        id::{InstanceName, ServerName, StickyPosition, StreamOrdering, Token},
         replication::{
-            bus::BusEvent,
+            bus::{Bus, BusEvent},
             command::Command,
             gap::{self, Fetch, FetchError, GapSource, Group, Page},
+            heard::Waiting,
             http_gaps::HttpGaps,
             outbox::Outbox,
-            reader::{Action, Input, Reader, StartPositions},
-            redis_bus,
+            positions::Positions,
+            reader::{Action, Input, Reader, Role, StartPositions},
+            redis_bus::RedisBus,
             stream::{Gap, Stream},
+            writer::StreamWriter,
         },
         store::CacheRow,
     },
@@ -37,8 +40,8 @@ use crate::{
 /// For one page from the database.
 const DATABASE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Things heard that wait at most.
-const MAX_HEARD: usize = 10_000;
+/// Between looks whether other writers moved our position in the streams that we write too.
+const ANNOUNCE_EVERY: Duration = Duration::from_secs(1);
 
 /// Bus events on their way at most.
 const BUS_CHANNEL: usize = 1_024;
@@ -54,32 +57,6 @@ pub struct Settings {
     pub redis: config::Redis,
     /// Where other processes listen.
     pub replication: config::Replication,
-}
-
-/// What others tell us.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
-    /// A cache of this name is stale: for these keys, or (`None`) as a whole.
-    CacheInvalidated {
-        /// `cache_func`.
-        func: String,
-        /// The keys.
-        keys: Option<Vec<String>>,
-    },
-    /// This server answers again (also the echo of our own word).
-    RemoteServerUp(ServerName),
-    /// This server came into one of our rooms.
-    NewServerJoined(ServerName),
-    /// The subscription stands. Rows missed before will be fetched; `RemoteServerUp` and `NewServerJoined` said meanwhile
-    /// are lost.
-    Connected,
-    /// The subscription is gone.
-    Disconnected,
-    /// Nobody took what was heard for too long, and some of it was thrown away: treat every cache as stale, and every
-    /// server as one that may be up or new.
-    Overrun,
-    /// Another process works under our instance name.
-    TwinAlive,
 }
 
 /// What replication gives to the rest of the process.
@@ -98,6 +75,10 @@ pub struct Subscription {
 pub struct Publisher(Arc<Outbox>);
 
 impl Publisher {
+    pub(super) fn new(outbox: Arc<Outbox>) -> Self {
+        Self(outbox)
+    }
+
     /// Publishes a row of the `caches` stream, after its commit. Rows must come in ascending order of their tokens: readers
     /// drop a late one for good. So commit and publish them one after the other.
     pub fn cache_row(&self, row: &CacheRow) {
@@ -110,9 +91,9 @@ impl Publisher {
     }
 }
 
-/// Starts to take part in replication, until `shutdown` (which comes last: what was given to the [`Publisher`] before is
-/// still published). `seed` comes from the operating system's randomness: jitter and
-/// transaction ids are made from it.
+/// Starts to take part in replication over Redis, as a sender, until `shutdown` (which comes last: what was given to the
+/// [`Publisher`] before is still published). `seed` comes from the operating system's randomness: jitter and transaction
+/// ids are made from it.
 pub fn start<G: GapSource>(
     settings: Settings,
     start: StartPositions,
@@ -121,29 +102,116 @@ pub fn start<G: GapSource>(
     shutdown: &CancellationToken,
     tracker: &TaskTracker,
 ) -> Subscription {
-    let (events, bus) = mpsc::channel(BUS_CHANNEL);
-    let (heard, heard_receiver) = mpsc::channel(1);
-    let (events_up_to, up_to_receiver) = watch::channel(start.events.up_to());
-    let outbox = Arc::new(Outbox::new(settings.me.clone(), start.caches));
-    let channel = settings.server_name.as_str().to_owned();
+    let bus = RedisBus::new(settings.redis, &settings.server_name, seed);
+    let http = HttpGaps::new(&settings.replication, seed);
+    start_on(bus, settings.me, start, gaps, http, shutdown, tracker)
+}
 
-    let mut rng = StdRng::seed_from_u64(seed);
-    let listen = redis_bus::listen(
-        settings.redis.clone(),
-        channel.clone(),
-        events.clone(),
-        StdRng::from_rng(&mut rng),
-    );
-    let speak = redis_bus::speak(settings.redis, channel, outbox.clone(), events, rng, shutdown.clone());
-    let driver = Driver {
-        reader: Reader::new(settings.me, start),
+/// The same over any bus.
+pub fn start_on<B: Bus, G: GapSource>(
+    bus: B,
+    me: InstanceName,
+    start: StartPositions,
+    gaps: G,
+    http: HttpGaps,
+    shutdown: &CancellationToken,
+    tracker: &TaskTracker,
+) -> Subscription {
+    let (up_to, events_up_to) = watch::channel(start.events.up_to());
+    let outbox = Arc::new(Outbox::new(me.clone(), vec![(Stream::Caches, start.caches)]));
+    let part = Part {
+        me,
+        role: Role::Sender,
+        caches: start.caches,
+        following: Following::Read {
+            events: start.events,
+            up_to,
+        },
         outbox: outbox.clone(),
+        gaps,
+        http,
+    };
+    Subscription {
+        events_up_to,
+        heard: take_part(bus, part, shutdown, tracker),
+        publisher: Publisher::new(outbox),
+    }
+}
+
+/// What becomes of other writers' positions.
+pub(super) enum Following {
+    /// Somebody waits for them.
+    Read {
+        /// Of the writers of `events`.
+        events: Positions,
+        /// Who waits.
+        up_to: watch::Sender<StreamOrdering>,
+    },
+    /// We write the same streams.
+    Written {
+        /// `events`.
+        events: Arc<StreamWriter<StreamOrdering>>,
+        /// `sticky_events`.
+        sticky_events: Arc<StreamWriter<StickyPosition>>,
+    },
+}
+
+impl Following {
+    fn reached(&mut self, stream: Stream, writer: &InstanceName, token: Token) {
+        match self {
+            Self::Read { events, up_to } if stream == Stream::Events => {
+                events.advance(writer, StreamOrdering(token.0));
+                let now = events.up_to();
+                up_to.send_if_modified(|at| std::mem::replace(at, now) != now);
+            }
+            Self::Read { .. } => {}
+            Self::Written { events, sticky_events } => match stream {
+                Stream::Events => events.heard(writer, token),
+                Stream::StickyEvents => sticky_events.heard(writer, token),
+                _ => {}
+            },
+        }
+    }
+
+    fn announce(&self) {
+        if let Self::Written { events, sticky_events } = self {
+            events.announce();
+            sticky_events.announce();
+        }
+    }
+}
+
+/// A process, as replication sees it.
+pub(super) struct Part<G> {
+    pub me: InstanceName,
+    pub role: Role,
+    pub caches: Token,
+    pub following: Following,
+    pub outbox: Arc<Outbox>,
+    pub gaps: G,
+    pub http: HttpGaps,
+}
+
+/// Starts the three tasks.
+pub(super) fn take_part<B: Bus, G: GapSource>(
+    bus: B,
+    part: Part<G>,
+    shutdown: &CancellationToken,
+    tracker: &TaskTracker,
+) -> mpsc::Receiver<Heard> {
+    let (events, from_bus) = mpsc::channel(BUS_CHANNEL);
+    let (heard, heard_receiver) = mpsc::channel(1);
+    let listen = bus.clone().listen(events.clone());
+    let speak = bus.speak(part.outbox.clone(), events, shutdown.clone());
+    let driver = Driver {
+        reader: Reader::new(part.me, part.role, part.caches),
+        following: part.following,
+        outbox: part.outbox,
         sources: Arc::new(Sources {
-            database: gaps,
-            http: HttpGaps::new(&settings.replication, seed),
+            database: part.gaps,
+            http: part.http,
         }),
         fetches: JoinSet::new(),
-        events_up_to,
         heard,
         waiting: Waiting::default(),
         started: Instant::now(),
@@ -151,12 +219,8 @@ pub fn start<G: GapSource>(
     };
     tracker.spawn(shutdown.clone().run_until_cancelled_owned(listen));
     tracker.spawn(speak);
-    tracker.spawn(shutdown.clone().run_until_cancelled_owned(driver.run(bus)));
-    Subscription {
-        events_up_to: up_to_receiver,
-        heard: heard_receiver,
-        publisher: Publisher(outbox),
-    }
+    tracker.spawn(shutdown.clone().run_until_cancelled_owned(driver.run(from_bus)));
+    heard_receiver
 }
 
 /// Where pages come from.
@@ -184,10 +248,10 @@ impl<G: GapSource> Sources<G> {
 
 struct Driver<G> {
     reader: Reader,
+    following: Following,
     outbox: Arc<Outbox>,
     sources: Arc<Sources<G>>,
     fetches: JoinSet<(Fetch, Result<Page, FetchError>)>,
-    events_up_to: watch::Sender<StreamOrdering>,
     heard: mpsc::Sender<Heard>,
     waiting: Waiting,
     started: Instant,
@@ -197,6 +261,9 @@ struct Driver<G> {
 impl<G: GapSource> Driver<G> {
     async fn run(mut self, mut bus: mpsc::Receiver<BusEvent>) {
         let heard = self.heard.clone();
+        let mut announce = interval(ANNOUNCE_EVERY);
+        announce.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let writes = matches!(self.following, Following::Written { .. });
         loop {
             let wake_at = self.wake_at();
             let input = tokio::select! {
@@ -218,6 +285,10 @@ impl<G: GapSource> Driver<G> {
                     }
                 },
                 () = sleep_until(wake_at.unwrap_or(self.started)), if wake_at.is_some() => Input::Tick,
+                _ = announce.tick(), if writes => {
+                    self.following.announce();
+                    continue;
+                }
                 Ok(permit) = heard.reserve(), if !self.waiting.is_empty() => {
                     if let Some(heard) = self.waiting.pop() {
                         permit.send(heard);
@@ -269,19 +340,25 @@ impl<G: GapSource> Driver<G> {
                     });
                 }
                 Action::Rows { stream, writer, group } => self.rows(stream, &writer, &group),
-                Action::EventsUpTo(up_to) => {
-                    self.events_up_to.send_replace(up_to);
-                }
+                Action::Reached { stream, writer, token } => self.following.reached(stream, &writer, token),
                 Action::ServerUp(server) => self.waiting.push(Heard::RemoteServerUp(server)),
                 Action::NewServerJoined(server) => self.waiting.push(Heard::NewServerJoined(server)),
                 Action::TwinAlive => self.waiting.push(Heard::TwinAlive),
+                Action::FederationAck(instance, token) => self.waiting.push(Heard::FederationAck(instance, token)),
+                Action::UserSync(instance, device, syncing, last_sync) => self.waiting.push(Heard::UserSync {
+                    instance,
+                    device,
+                    syncing,
+                    last_sync,
+                }),
+                Action::ClearUserSync(instance) => self.waiting.push(Heard::ClearUserSync(instance)),
             }
         }
     }
 
     fn rows(&mut self, stream: Stream, writer: &InstanceName, group: &Group) {
         match stream {
-            Stream::Events => {}
+            Stream::Events | Stream::StickyEvents | Stream::Presence | Stream::Typing => {}
             Stream::Caches => {
                 for row in &group.rows {
                     match serde_json::from_str::<(String, Option<Vec<String>>, Option<i64>)>(row.get()) {
@@ -298,54 +375,5 @@ impl<G: GapSource> Driver<G> {
                 debug!(dropped = self.edus_dropped, "EDUs of the main process not sent");
             }
         }
-    }
-}
-
-/// What was heard and not yet taken.
-#[derive(Debug, Default)]
-struct Waiting(VecDeque<Heard>);
-
-impl Waiting {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn pop(&mut self) -> Option<Heard> {
-        self.0.pop_front()
-    }
-
-    /// Too much, and only the last word about the connection and a twin stay.
-    fn push(&mut self, heard: Heard) {
-        if self.0.len() >= MAX_HEARD {
-            warn!("what was heard is not taken up; thrown away");
-            let connection = |heard: &&Heard| matches!(heard, Heard::Connected | Heard::Disconnected);
-            let connection = self.0.iter().rev().find(connection).cloned();
-            let twin = self.0.contains(&Heard::TwinAlive).then_some(Heard::TwinAlive);
-            self.0 = [Some(Heard::Overrun), connection, twin].into_iter().flatten().collect();
-        }
-        self.0.push_back(heard);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_overrun_keeps_the_connection_and_the_twin() {
-        let mut waiting = Waiting::default();
-        waiting.push(Heard::TwinAlive);
-        waiting.push(Heard::Connected);
-        waiting.push(Heard::Disconnected);
-        for _ in 3..=MAX_HEARD {
-            waiting.push(Heard::NewServerJoined("a.example".into()));
-        }
-        let left = [
-            Heard::Overrun,
-            Heard::Disconnected,
-            Heard::TwinAlive,
-            Heard::NewServerJoined("a.example".into()),
-        ];
-        assert_eq!(waiting.0, left);
     }
 }
