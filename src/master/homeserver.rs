@@ -1,0 +1,180 @@
+//! What do all parts of one homeserver share?
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio_util::task::TaskTracker;
+
+use super::{keys::Keyring, refusal::Refusal, rooms::Rooms, wire::Parts};
+use crate::{
+    core::{
+        id::{EventId, RoomId, ServerName},
+        replication::master::MasterStreams,
+        room_version::RoomVersion,
+        signing::SigningKey,
+        state::{
+            context::{self, ContextError, StateBefore, Stored},
+            groups::StateGroups,
+            map::{StateFilter, StateMap},
+        },
+        store::{EventJson, Sqlite, Store, StoreError},
+    },
+    federation::client::Client,
+};
+
+/// Extremities that a new event of ours names at most.
+const MAX_PREVIOUS: i64 = 20;
+
+/// Events of an auth chain at most. A room with more is not served.
+const MAX_CHAIN: usize = 100_000;
+
+/// One homeserver.
+pub struct Homeserver {
+    /// Its name.
+    pub(super) name: ServerName,
+    /// What it signs with.
+    pub(super) key: SigningKey,
+    /// The database, for all that any process reads,
+    pub(super) store: Store,
+    /// and for what only this one writes.
+    pub(super) sqlite: Sqlite,
+    /// States read lately.
+    pub(super) groups: StateGroups,
+    /// The way to other servers.
+    pub(super) client: Client,
+    /// Who signs with what.
+    pub(super) keys: Keyring,
+    /// What is said to the other processes.
+    pub(super) streams: Arc<MasterStreams>,
+    /// Whose turn it is.
+    pub(super) rooms: Rooms,
+    /// What must not be broken off when the asker goes away.
+    pub(super) tasks: TaskTracker,
+    /// What came in.
+    pub(super) counts: Counts,
+}
+
+/// What came in since the start.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Transactions of other servers.
+    pub transactions: AtomicU64,
+    /// EDUs in them; nothing is done with them.
+    pub edus: AtomicU64,
+}
+
+impl Counts {
+    /// One more transaction, with so many EDUs.
+    pub(super) fn transaction(&self, edus: usize) {
+        self.transactions.fetch_add(1, Ordering::Relaxed);
+        self.edus.fetch_add(u64::try_from(edus).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+impl Homeserver {
+    /// What is stored, as contexts are computed from it.
+    pub(super) fn stored(&self) -> Stored<'_> {
+        Stored {
+            store: &self.store,
+            groups: &self.groups,
+        }
+    }
+
+    /// Does it to its end, even if whoever waits for it goes away.
+    pub(super) async fn to_its_end<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        self.tasks.spawn(work).await.map_err(Refusal::failed)
+    }
+
+    /// The room's version, if the room is known.
+    pub(super) async fn version(&self, room: &RoomId) -> Result<Option<RoomVersion>, StoreError> {
+        let version = self.sqlite.room_version(room).await?;
+        Ok(version.and_then(|version| RoomVersion::of(&version)))
+    }
+
+    /// The version of a room that one of our users is joined to.
+    ///
+    /// # Errors
+    /// 404 if we are not in the room.
+    pub(super) async fn our_room(&self, room: &RoomId) -> Result<RoomVersion, Refusal> {
+        match self.version(room).await? {
+            Some(version) if self.store.server_in_room(&self.name, room).await? => Ok(version),
+            _ => Err(Refusal::not_found("this server is not in that room")),
+        }
+    }
+
+    /// An event, whether it is in its room's order or not. Rejected ones are left out.
+    pub(super) async fn event(&self, id: &EventId) -> Result<Option<EventJson>, StoreError> {
+        let found = self.store.events_json(std::slice::from_ref(id)).await?;
+        Ok(found.into_iter().find(|event| !event.rejected))
+    }
+
+    /// The newest events of the room, which new ones follow, and the greatest depth among them.
+    pub(super) async fn extremities(&self, room: &RoomId) -> Result<(Vec<EventId>, i64), StoreError> {
+        let found = self.store.forward_extremities(room, MAX_PREVIOUS).await?;
+        let depth = found.iter().map(|(_, _, depth)| *depth).max().unwrap_or(0);
+        Ok((found.into_iter().map(|(id, ..)| id).collect(), depth))
+    }
+
+    /// The room's state as it is now.
+    pub(super) async fn state_now(&self, room: &RoomId, version: RoomVersion) -> Result<StateBefore, ContextError> {
+        let (extremities, _) = self.extremities(room).await?;
+        context::state_before(&self.stored(), version, &extremities).await
+    }
+
+    /// A part of it.
+    pub(super) async fn current(
+        &self,
+        room: &RoomId,
+        version: RoomVersion,
+        filter: &StateFilter,
+    ) -> Result<StateMap, ContextError> {
+        let state = self.state_now(room, version).await?;
+        Ok(state.part(&self.stored(), filter).await?)
+    }
+
+    /// These events and all that authorise them, and those that authorise these, in no particular order.
+    ///
+    /// # Errors
+    /// The database's; or 500 if there are too many.
+    pub(super) async fn with_auth_chain(&self, ids: Vec<EventId>) -> Result<HashMap<EventId, EventJson>, Refusal> {
+        let mut asked: HashSet<EventId> = ids.iter().cloned().collect();
+        let mut found = HashMap::new();
+        let mut next = ids;
+        while !next.is_empty() {
+            if asked.len() > MAX_CHAIN {
+                return Err(Refusal::failed("the room's auth chain is too long to be served"));
+            }
+            let events = self.store.events_json(&next).await?;
+            next = Vec::new();
+            for event in events {
+                let parts = Parts::read(&event.json).map_err(Refusal::failed)?;
+                next.extend(parts.auth_events().into_iter().filter(|id| asked.insert(id.clone())));
+                found.insert(event.event_id.clone(), event);
+            }
+        }
+        Ok(found)
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        Self::failed(error)
+    }
+}
+
+impl From<ContextError> for Refusal {
+    fn from(error: ContextError) -> Self {
+        match error {
+            ContextError::Rules(error) => Self::forbidden(error.to_string()),
+            other => Self::failed(other),
+        }
+    }
+}
