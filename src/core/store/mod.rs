@@ -1,28 +1,16 @@
-//! The database: Synapse's schema (read; written only where its own sender writes) and our schema `burdock`.
+//! The database, on either of two engines: Synapse's in PostgreSQL, or an embedded one.
 //!
-//! No `sqlx` type leaves this folder.
+//! `interface.rs` lists what can be asked of it; the rows that are the same whoever answers are here. No `sqlx` type leaves
+//! this folder.
 
-mod backlog;
-mod backlog_record;
-mod catch_up;
-mod checkpoint;
-mod deltas;
-mod destinations;
 mod error;
-mod events;
-mod lock;
-mod pool;
-mod positions;
-mod schema;
-mod state;
-mod streams;
+mod interface;
+mod postgres;
 
 pub use self::{
-    deltas::{DeltaScan, MemberDelta},
     error::StoreError,
-    lock::InstanceLock,
-    pool::Store,
-    state::HostChanges,
+    interface::Store,
+    postgres::{DeltaScan, HostChanges, InstanceLock, MemberDelta},
 };
 use crate::core::{
     clock::Millis,

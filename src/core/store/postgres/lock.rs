@@ -5,7 +5,8 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
-use super::{Store, StoreError};
+use super::Postgres;
+use crate::core::store::StoreError;
 
 /// How long a start waits for the lock: a process that was just killed leaves it within moments.
 const WAIT: Duration = Duration::from_secs(2);
@@ -43,12 +44,8 @@ enum Attempt {
     HeldBy(Backend),
 }
 
-impl Store {
-    /// Takes the lock of our instance name, on a connection of its own.
-    ///
-    /// # Errors
-    /// [`StoreError::AlreadyRunning`] if another process has it.
-    pub async fn lock_instance(&self) -> Result<InstanceLock, StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn lock_instance(&self) -> Result<InstanceLock, StoreError> {
         // To wait for the lock is what this connection is for.
         let options = PgConnectOptions::clone(&self.pool.connect_options()).disable_statement_logging();
         let key = key(self.server_name.as_str(), self.me.as_str());

@@ -4,18 +4,15 @@ use std::collections::HashMap;
 
 use sqlx::{Row, postgres::PgRow};
 
-use super::{CacheRow, DestinationRecord, RetryTimings, Store, StoreError, pool::retrying};
+use super::{Postgres, pool::retrying};
+use crate::core::store::{CacheRow, DestinationRecord, RetryTimings, StoreError};
 use crate::core::{
     clock::Millis,
     id::{ServerName, StreamOrdering, Token},
 };
 
-impl Store {
-    /// What is known of each of `names`; the default record of those without a row.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn destinations(
+impl Postgres {
+    pub(in crate::core::store) async fn destinations(
         &self,
         names: &[ServerName],
     ) -> Result<HashMap<ServerName, DestinationRecord>, StoreError> {
@@ -41,11 +38,10 @@ impl Store {
             .collect()
     }
 
-    /// The destinations whose `last_successful` is above `position`.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn successful_beyond(&self, position: StreamOrdering) -> Result<Vec<ServerName>, StoreError> {
+    pub(in crate::core::store) async fn successful_beyond(
+        &self,
+        position: StreamOrdering,
+    ) -> Result<Vec<ServerName>, StoreError> {
         let names: Vec<String> =
             sqlx::query_scalar("SELECT destination FROM destinations WHERE last_successful_stream_ordering > $1")
                 .bind(position.0)
@@ -54,13 +50,7 @@ impl Store {
         Ok(names.into_iter().map(ServerName::from).collect())
     }
 
-    /// Stores a destination's back-off, unless what is stored has been set further by another process meanwhile
-    /// (Synapse's rule, which its processes follow too). The row that tells the other processes' caches commits with
-    /// it and is returned, to be published. The default timings reset the back-off and are always stored.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn set_retry(
+    pub(in crate::core::store) async fn set_retry(
         &self,
         destination: &ServerName,
         timings: RetryTimings,
@@ -104,12 +94,7 @@ impl Store {
         }))
     }
 
-    /// Up to `limit` destinations that are owed PDUs, or (if `sticky`) have sticky backlog, and are not in back-off, in
-    /// the order of their names, from the one that follows `after`. Those of other instances are among them.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn due_destinations(
+    pub(in crate::core::store) async fn due_destinations(
         &self,
         after: Option<&ServerName>,
         now: Millis,

@@ -4,14 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use sqlx::{
-    Connection, PgConnection, PgPool, Postgres, Transaction,
+    Connection, PgConnection, PgPool, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::StoreError;
 use crate::{
     config,
-    core::id::{InstanceName, ServerName},
+    core::{
+        id::{InstanceName, ServerName},
+        store::StoreError,
+    },
 };
 
 /// How often a transaction that met a conflict is tried, as Synapse does.
@@ -28,7 +30,7 @@ const IDLE_IN_TRANSACTION: Duration = Duration::from_mins(1);
 
 /// The database of one homeserver, as one sender instance sees it. A clone shares the connections.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct Postgres {
     pub(in crate::core::store) pool: PgPool,
     pub(in crate::core::store) me: InstanceName,
     pub(in crate::core::store) server_name: ServerName,
@@ -36,8 +38,8 @@ pub struct Store {
     pub(in crate::core::store) senders: Arc<Mutex<Option<String>>>,
 }
 
-impl Store {
-    /// Opens the database. One connection less than configured is used for statements: [`Store::lock_instance`] takes
+impl Postgres {
+    /// Opens the database. One connection less than configured is used for statements: `lock_instance` takes
     /// the other.
     ///
     /// # Errors
@@ -60,14 +62,15 @@ impl Store {
         })
     }
 
-    /// Closes all connections, after the statements that run have ended.
-    pub async fn close(&self) {
+    pub(in crate::core::store) async fn close(&self) {
         self.pool.close().await;
     }
 
     /// A transaction whose statements all see the database as it was at the first of them; a row that another
     /// transaction changed since then cannot be written and ends it with [`StoreError::Conflict`].
-    pub(in crate::core::store) async fn begin_snapshot(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+    pub(in crate::core::store) async fn begin_snapshot(
+        &self,
+    ) -> Result<Transaction<'static, sqlx::Postgres>, StoreError> {
         Ok(self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?)
     }
 }

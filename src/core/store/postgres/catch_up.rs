@@ -1,14 +1,11 @@
 //! What a destination that fell behind is owed, and the record of each step it catches up.
 
-use super::{OwedRoom, Store, StoreError, pool::retrying};
+use super::{Postgres, pool::retrying};
 use crate::core::id::{EventId, RoomId, ServerName, StreamOrdering};
+use crate::core::store::{OwedRoom, StoreError};
 
-impl Store {
-    /// The rooms in which `destination` is owed something above `after`, in the order of what is owed.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn owed_rooms(
+impl Postgres {
+    pub(in crate::core::store) async fn owed_rooms(
         &self,
         destination: &ServerName,
         after: StreamOrdering,
@@ -33,15 +30,7 @@ impl Store {
         Ok(rows.into_iter().map(owed).collect())
     }
 
-    /// Records that `destination` caught up from `old` to `new`, its `last_successful` from now on.
-    ///
-    /// Catch-up sends only the newest of each room. With `mark_sticky`, our sticky events that it passed over (above
-    /// `old`, up to and including `new`, of rooms that were owed, and not among `sent`) go into the backlog in the
-    /// same transaction. Returns whether there were any.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn finish_catch_up_step(
+    pub(in crate::core::store) async fn finish_catch_up_step(
         &self,
         destination: &ServerName,
         old: StreamOrdering,

@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashSet};
 
 use sqlx::PgConnection;
 
-use super::{Store, StoreError};
+use super::Postgres;
+use crate::core::store::StoreError;
 use crate::core::{
     clock::Millis,
     id::{RoomId, ServerName, StreamOrdering, domain_of},
@@ -37,14 +38,8 @@ pub struct DeltaScan {
     pub steady: HashSet<(RoomId, ServerName)>,
 }
 
-impl Store {
-    /// Reads the membership changes after `after` of rooms that hold a sticky event of ours alive at `now`. All of it is
-    /// one look at the database, so that changes and current state fit together. Without such a room, or if no user
-    /// joined up to `up_to`, nothing more is read.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn member_deltas(
+impl Postgres {
+    pub(in crate::core::store) async fn member_deltas(
         &self,
         after: StreamOrdering,
         up_to: StreamOrdering,
@@ -71,12 +66,7 @@ impl Store {
         Ok(scan)
     }
 
-    /// Where the very first scan of deltas starts: just below the oldest sticky event of ours that is alive at `now`, as
-    /// no server that joined before it can miss one; `persisted` (the greatest persisted position) if there is none.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn first_delta_cursor(
+    pub(in crate::core::store) async fn first_delta_cursor(
         &self,
         now: Millis,
         persisted: StreamOrdering,

@@ -4,16 +4,12 @@ use std::collections::BTreeMap;
 
 use sqlx::PgConnection;
 
-use super::{Checkpoint, Store, StoreError, pool::CHUNK, pool::retrying};
+use super::{Postgres, pool::CHUNK, pool::retrying};
 use crate::core::id::{RoomId, ServerName, StreamOrdering};
+use crate::core::store::{Checkpoint, StoreError};
 
-impl Store {
-    /// Writes all of `checkpoint`, or nothing. The number of statements does not depend on its size (up to 10,000 rows
-    /// a statement). What is owed in a room that has been purged is left out.
-    ///
-    /// # Errors
-    /// [`StoreError::TakenOver`] if our position's row is gone; nothing is written then.
-    pub async fn checkpoint(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn checkpoint(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         // Sorted, so that two writers of many rows cannot wait for each other in a circle, and unique, because one
         // statement may not write a row twice.
         let last_successful: Vec<(&ServerName, StreamOrdering)> = checkpoint

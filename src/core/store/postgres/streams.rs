@@ -2,20 +2,19 @@
 
 use sqlx::AssertSqlSafe;
 
-use super::{Store, StoreError};
+use super::Postgres;
+use crate::core::store::StoreError;
 use crate::core::{
     clock::Millis,
     id::{InstanceName, Token},
     replication::{gap::CacheInvalidation, stream::Table},
 };
 
-impl Store {
-    /// The position each writer of a stream last stored (`stream_positions`), with writers that are no longer
-    /// configured among them. It may lag behind the tables.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn stored_positions(&self, stream_name: &str) -> Result<Vec<(InstanceName, Token)>, StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn stored_positions(
+        &self,
+        stream_name: &str,
+    ) -> Result<Vec<(InstanceName, Token)>, StoreError> {
         let rows: Vec<(String, i64)> =
             sqlx::query_as("SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = $1 ORDER BY 1")
                 .bind(stream_name)
@@ -27,11 +26,10 @@ impl Store {
             .collect())
     }
 
-    /// The greatest position in any of `tables`; `None` if all are empty.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn greatest_position(&self, tables: &[Table]) -> Result<Option<Token>, StoreError> {
+    pub(in crate::core::store) async fn greatest_position(
+        &self,
+        tables: &[Table],
+    ) -> Result<Option<Token>, StoreError> {
         let columns: Vec<String> = tables
             .iter()
             .map(|Table { name, id, .. }| format!("(SELECT max({id}) FROM {name})"))
@@ -42,12 +40,7 @@ impl Store {
         Ok(position.map(Token))
     }
 
-    /// The first `limit` distinct positions in any of `tables` from `from` on, ascending, each with its writer (`None`
-    /// in rows from before there were several).
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn positions_from(
+    pub(in crate::core::store) async fn positions_from(
         &self,
         tables: &[Table],
         from: Token,
@@ -75,11 +68,7 @@ impl Store {
             .collect())
     }
 
-    /// The `caches` rows of `writer` above `from`, up to and including `to`, ascending, at most `limit`.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn cache_rows(
+    pub(in crate::core::store) async fn cache_rows(
         &self,
         writer: &InstanceName,
         from: Token,

@@ -8,7 +8,8 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Map, Value};
 use sqlx::{Row, postgres::PgRow};
 
-use super::{EventPage, Store, StoreError, StoredEvent};
+use super::Postgres;
+use crate::core::store::{EventPage, StoreError, StoredEvent};
 use crate::core::{
     clock::Millis,
     id::{EventId, RoomId, ServerName, StateGroup, StreamOrdering, domain_of},
@@ -84,22 +85,12 @@ impl Redaction {
     }
 }
 
-impl Store {
-    /// The homeserver whose database this is.
-    #[must_use]
-    pub fn server_name(&self) -> &ServerName {
+impl Postgres {
+    pub(in crate::core::store) fn server_name(&self) -> &ServerName {
         &self.server_name
     }
 
-    /// Events `after` < stream ordering <= `up_to` that are ours or were sent on a server's behalf, ascending, at most
-    /// `limit`; outliers and rejected ones left out. `redacted` is not looked up here: the live path sends an event as
-    /// it was made.
-    ///
-    /// If fewer than `limit` were found, everything up to `up_to` has been read.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn own_events(
+    pub(in crate::core::store) async fn own_events(
         &self,
         after: StreamOrdering,
         up_to: StreamOrdering,
@@ -140,12 +131,7 @@ impl Store {
         })
     }
 
-    /// The events of those ids in that order; unknown and rejected ones left out. `redacted` says whether a valid
-    /// redaction is known; a create event never is.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn events_by_id(&self, ids: &[EventId]) -> Result<Vec<StoredEvent>, StoreError> {
+    pub(in crate::core::store) async fn events_by_id(&self, ids: &[EventId]) -> Result<Vec<StoredEvent>, StoreError> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -182,11 +168,7 @@ impl Store {
             .collect()
     }
 
-    /// The room's forward extremities, deepest first, at most `limit`: id, stream ordering, depth.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn forward_extremities(
+    pub(in crate::core::store) async fn forward_extremities(
         &self,
         room_id: &RoomId,
         limit: i64,
@@ -207,11 +189,7 @@ impl Store {
             .collect())
     }
 
-    /// Whether our join of the room is still being completed (a "fast join").
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn room_is_partial(&self, room_id: &RoomId) -> Result<bool, StoreError> {
+    pub(in crate::core::store) async fn room_is_partial(&self, room_id: &RoomId) -> Result<bool, StoreError> {
         Ok(
             sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM partial_state_rooms WHERE room_id = $1)")
                 .bind(room_id.as_str())
@@ -220,11 +198,7 @@ impl Store {
         )
     }
 
-    /// Those of the users who asked that what they sent be erased.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn erased(&self, senders: &[&str]) -> Result<HashSet<String>, StoreError> {
+    pub(in crate::core::store) async fn erased(&self, senders: &[&str]) -> Result<HashSet<String>, StoreError> {
         if senders.is_empty() {
             return Ok(HashSet::new());
         }
@@ -235,11 +209,10 @@ impl Store {
         Ok(rows.into_iter().collect())
     }
 
-    /// The state group after the event, and whether it is still incomplete; `None` for an outlier or unknown event.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn event_state(&self, event_id: &EventId) -> Result<Option<(StateGroup, bool)>, StoreError> {
+    pub(in crate::core::store) async fn event_state(
+        &self,
+        event_id: &EventId,
+    ) -> Result<Option<(StateGroup, bool)>, StoreError> {
         let row: Option<(i64, bool)> = sqlx::query_as(
             "SELECT g.state_group, p.event_id IS NOT NULL FROM event_to_state_groups g
              LEFT JOIN partial_state_events p ON p.event_id = g.event_id WHERE g.event_id = $1",

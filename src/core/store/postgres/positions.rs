@@ -5,19 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::PgConnection;
 
-use super::{EventCursor, Store, StoreError, pool::retrying};
+use super::{Postgres, pool::retrying};
 use crate::core::id::{InstanceName, StreamOrdering};
+use crate::core::store::{EventCursor, StoreError};
 
-impl Store {
-    /// Returns where we resume. If the instances in the table are not the configured ones, or were configured in another
-    /// order when they last started (so that destinations belonged to others), all configured ones get
-    /// their rows first, at the lowest position of any, so that none of them can skip what the others did before it
-    /// started.
-    ///
-    /// # Errors
-    /// [`StoreError::Damaged`] if the table lacks positions to start from, [`StoreError::TakenOver`] if `configured`
-    /// lacks our own name.
-    pub async fn adopt_positions(&self, configured: &[InstanceName]) -> Result<EventCursor, StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn adopt_positions(
+        &self,
+        configured: &[InstanceName],
+    ) -> Result<EventCursor, StoreError> {
         let places: Vec<&str> = configured.iter().map(InstanceName::as_str).collect();
         retrying(|| self.try_adopt_positions(&places)).await
     }
