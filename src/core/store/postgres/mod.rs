@@ -14,9 +14,4 @@ mod schema;
 mod state;
 mod streams;
 
-pub use self::{
-    deltas::{DeltaScan, MemberDelta},
-    lock::InstanceLock,
-    pool::Postgres,
-    state::HostChanges,
-};
+pub use self::{lock::AdvisoryLock, pool::Postgres};
