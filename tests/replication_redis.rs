@@ -2,10 +2,10 @@
 //!
 //! `BURDOCK_TEST_REDIS`: a running Redis. The restart case starts a `redis-server` of its own.
 
+#[path = "support/redis.rs"]
+mod own_redis;
+
 use std::{
-    io::{BufRead, BufReader},
-    net::TcpListener,
-    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -34,6 +34,7 @@ use burdock::{
     },
 };
 use futures_util::StreamExt;
+use own_redis::{OwnRedis, free_port};
 use redis::{
     AsyncCommands, Client,
     aio::{MultiplexedConnection, PubSubStream},
@@ -188,51 +189,6 @@ impl Ours {
         self.tracker.close();
         timeout(PATIENCE, self.tracker.wait()).await.expect("does not stop");
     }
-}
-
-/// A Redis of our own.
-struct OwnRedis(Child);
-
-impl OwnRedis {
-    fn start(port: u16) -> Option<Self> {
-        Self::start_with(port, &[])
-    }
-
-    fn start_with(port: u16, further: &[&str]) -> Option<Self> {
-        let mut server = Command::new("redis-server");
-        server.args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-        ]);
-        server.args(further);
-        let mut child = server.stdout(Stdio::piped()).spawn().ok()?;
-        let mut output = BufReader::new(child.stdout.take()?);
-        let mut line = String::new();
-        while !line.contains("Ready to accept connections") {
-            line.clear();
-            assert_ne!(output.read_line(&mut line).unwrap(), 0, "redis-server did not start");
-        }
-        // It must be able to go on writing.
-        std::thread::spawn(move || std::io::copy(&mut output, &mut std::io::sink()));
-        Some(Self(child))
-    }
-}
-
-impl Drop for OwnRedis {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn test_redis() -> Option<u16> {
