@@ -4,6 +4,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::error;
 
@@ -56,17 +57,21 @@ impl IntoResponse for Refusal {
 }
 
 /// An answer with a JSON body.
-pub fn answer(status: StatusCode, body: &Value) -> Response {
-    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+pub fn answer(status: StatusCode, body: &impl Serialize) -> Response {
+    match serde_json::to_string(body) {
+        Ok(body) => (status, [(header::CONTENT_TYPE, "application/json")], body).into_response(),
+        Err(error) => Refusal::failed(error).into_response(),
+    }
 }
 
 /// 200 with a JSON body, or a refusal.
-pub type Answer = Result<Json, Refusal>;
+pub type Answer = Result<Json<Value>, Refusal>;
 
 /// 200 with this body.
-pub struct Json(pub Value);
+#[derive(Clone)]
+pub struct Json<T>(pub T);
 
-impl IntoResponse for Json {
+impl<T: Serialize> IntoResponse for Json<T> {
     fn into_response(self) -> Response {
         answer(StatusCode::OK, &self.0)
     }
