@@ -40,6 +40,8 @@ macro_rules! with_chain {
     };
 }
 
+pub(super) use with_chain;
+
 const HOST_CHANGES: &str = with_chain!(
     "base AS MATERIALIZED (SELECT max(g) AS g FROM chain WHERE g = ANY($2)),
      changed AS MATERIALIZED (
@@ -98,15 +100,15 @@ const SERVER_HAS_MEMBER: &str = with_chain!(
 );
 
 /// What is known of a chain before what it holds is trusted.
-struct Chain {
-    group: StateGroup,
-    length: i64,
-    stored: i64,
-    leads_up: bool,
+pub(super) struct Chain {
+    pub(super) group: StateGroup,
+    pub(super) length: i64,
+    pub(super) stored: i64,
+    pub(super) leads_up: bool,
 }
 
 impl Chain {
-    fn check(&self) -> Result<(), StoreError> {
+    pub(super) fn check(&self) -> Result<(), StoreError> {
         let damaged = |table: &str, what: &str| StoreError::Damaged {
             table: table.to_owned(),
             key: self.group.to_string(),
