@@ -8,6 +8,7 @@ pub mod id;
 pub mod metrics;
 pub mod replication;
 pub mod room_version;
+pub mod rules;
 pub mod shutdown;
 pub mod signing;
 pub mod state;

@@ -55,6 +55,12 @@ impl RoomVersion {
         }
     }
 
+    /// The numbered version whose rules it has.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+
     /// The form of its events.
     #[must_use]
     pub fn format(self) -> EventFormat {

@@ -34,16 +34,16 @@ impl SigningKey {
         &self.key_id
     }
 
+    /// The key that its signatures are checked with.
+    #[must_use]
+    pub fn verify_key(&self) -> VerifyKey {
+        VerifyKey(self.key.verifying_key())
+    }
+
     /// The signature over the message whose parts these are, one after another.
     #[must_use]
     pub fn sign(&self, parts: &[&[u8]]) -> [u8; 64] {
         self.key.multipart_sign(parts).to_bytes()
-    }
-
-    /// What others check its signatures with.
-    #[must_use]
-    pub fn verify_key(&self) -> VerifyKey {
-        VerifyKey(self.key.verifying_key())
     }
 }
 

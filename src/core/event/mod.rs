@@ -1,9 +1,15 @@
-//! What does a stored event look like on the wire, and what else does the sender read out of it?
+//! What does a stored event look like on the wire, and what else does the sender read out of it? How is a new one made,
+//! and one from another server checked?
 //!
 //! The JSON is brought into canonical form once; everything else is read from, or copied out of, that text. The bytes are
 //! then shared by all destinations, because a transaction's body is a concatenation of canonical PDUs.
 
+mod build;
+mod received;
 mod redaction;
+mod signing;
+#[cfg(test)]
+mod signing_tests;
 #[cfg(test)]
 mod tests;
 
@@ -13,10 +19,16 @@ use crate::core::{
     canonical_json::{self, CanonicalError, Value},
     id::{EventId, RoomId},
     room_version::{EventFormat, RoomVersion},
+    rules::RulesError,
     store::StoredEvent,
 };
 
-pub use redaction::event_id;
+pub use self::{
+    build::NewEvent,
+    received::{ReceivedEvent, SignatureError, Signer, VerifiedEvent},
+    redaction::event_id,
+    signing::{SignedEvent, finish, sign, sign_object},
+};
 
 /// Largest integer that every JSON implementation holds, and so the largest depth a receiver accepts.
 const MAX_DEPTH: f64 = 9_007_199_254_740_991.0;
@@ -65,7 +77,7 @@ pub struct ParsedEvent {
     pub sticky: bool,
 }
 
-/// Why a stored event cannot be sent.
+/// Why an event cannot be sent, made or taken in.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EventError {
     /// Its room's version is not known (or not recorded): to be treated as if the event did not exist, as Synapse does.
@@ -82,6 +94,9 @@ pub enum EventError {
     /// Its JSON cannot be encoded.
     #[error(transparent)]
     Canonical(#[from] CanonicalError),
+    /// It breaks a rule that its room's version has for the form of events.
+    #[error(transparent)]
+    Rules(#[from] RulesError),
     /// A part of it is missing or of the wrong type.
     #[error("{0} is missing or malformed")]
     Malformed(&'static str),

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::core::{id::StreamOrdering, signing::SigningKey};
 
-fn vectors() -> Json {
+pub(super) fn vectors() -> Json {
     serde_json::from_str(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors.json"))).unwrap()
 }
 

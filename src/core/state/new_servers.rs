@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use super::servers::server_change;
 use crate::core::{
     clock::Millis,
     id::{RoomId, ServerName, StreamOrdering, domain_of},
@@ -38,8 +39,6 @@ pub async fn new_servers(
 }
 
 /// The servers that a change at or below `up_to` brought into a room where they had no joined user before it.
-///
-/// The change that brings ourselves into a room counts for nobody: it lists all members, and they were there before us.
 fn newly_joined(scan: &DeltaScan, our_server: &ServerName, up_to: StreamOrdering) -> Vec<NewServer> {
     let mut joined = before_the_first(scan);
     let mut found = BTreeSet::new();
@@ -52,18 +51,12 @@ fn newly_joined(scan: &DeltaScan, our_server: &ServerName, up_to: StreamOrdering
     for (room_id, deltas) in rooms {
         let present = joined.entry(room_id).or_default();
         for change in deltas.chunk_by(|a, b| a.position == b.position) {
-            let brought: BTreeSet<&str> = change
-                .iter()
-                .filter(|delta| delta.joined)
-                .filter_map(|delta| domain_of(&delta.user))
-                .filter(|server| !present.has(server))
-                .collect();
-            if !brought.contains(our_server.as_str()) {
-                found.extend(brought.into_iter().map(|server| NewServer {
-                    server: ServerName::from(server),
-                    room_id: room_id.clone(),
-                }));
-            }
+            let users = change.iter().map(|delta| (delta.user.as_str(), delta.joined));
+            let brought = server_change(users, |server| present.users(server), our_server);
+            found.extend(brought.added.into_iter().map(|server| NewServer {
+                server,
+                room_id: room_id.clone(),
+            }));
             for delta in change {
                 present.apply(&delta.user, delta.joined);
             }
@@ -82,8 +75,9 @@ struct Present<'a> {
 }
 
 impl<'a> Present<'a> {
-    fn has(&self, server: &str) -> bool {
-        self.steady.contains(server) || self.users.get(server).is_some_and(|users| !users.is_empty())
+    /// How many joined users the server has, where those that never leave count as one.
+    fn users(&self, server: &str) -> usize {
+        usize::from(self.steady.contains(server)) + self.users.get(server).map_or(0, HashSet::len)
     }
 
     fn apply(&mut self, user: &'a str, joined: bool) {

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 use futures_util::future::Either;
 
 use super::{
-    BacklogPage, BacklogRow, CacheRow, Checkpoint, DeltaScan, DestinationRecord, EventCursor, EventPage, HostChanges,
-    NewServer, OwedRoom, RetryTimings, StoreError, StoredEvent,
+    BacklogPage, BacklogRow, CacheRow, Checkpoint, DeltaScan, DestinationRecord, EventCursor, EventJson, EventPage,
+    HostChanges, NewServer, OwedRoom, RetryTimings, StoreError, StoredEvent,
     postgres::{AdvisoryLock, Postgres},
     sqlite::{FileLock, Sqlite},
 };
@@ -18,6 +18,7 @@ use crate::{
         clock::Millis,
         id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
         replication::{gap::CacheInvalidation, stream::Table},
+        state::map::{NewStateGroup, StateFilter, StateMap},
     },
 };
 
@@ -241,6 +242,40 @@ each_engine! {
     /// `Damaged` if the group is not stored, its chain is broken, or the event is missing; or if the database does not
     /// answer.
     fn state_event(&self, group: StateGroup, kind: &str, state_key: &str) -> Result<Option<String>, StoreError>;
+
+    /// Stores state groups, in one transaction, and says their ids, which ascend. A group is stored as what it changes, or
+    /// in full if it removes a key or a chain of changes would become longer than
+    /// [`MAX_HOPS`](crate::core::state::map::MAX_HOPS). Any process may do this, and several at once.
+    ///
+    /// # Errors
+    /// `Damaged` if a previous group is not stored or of another room; `Incompatible` if new ids are not above those there
+    /// are; or if the database does not answer.
+    fn store_state_groups(&self, groups: &[NewStateGroup]) -> Result<Vec<StateGroup>, StoreError>;
+
+    /// Lets the ids of state groups start above those that are there already, as is needed once in a database that was
+    /// filled by copying. Where Synapse ever ran it does this itself, and nothing is done here.
+    ///
+    /// # Errors
+    /// Those of the database.
+    fn begin_state_group_ids(&self) -> Result<(), StoreError>;
+
+    /// What stands in the group, as far as it is asked for.
+    ///
+    /// # Errors
+    /// `Damaged` if the group is not stored, or its chain is broken; or if the database does not answer.
+    fn group_state(&self, group: StateGroup, filter: &StateFilter) -> Result<StateMap, StoreError>;
+
+    /// The state groups after these events; outliers and unknown events are left out.
+    ///
+    /// # Errors
+    /// Those of the database.
+    fn groups_after(&self, events: &[EventId]) -> Result<HashMap<EventId, StateGroup>, StoreError>;
+
+    /// The JSON of those of these events that are stored, outliers and rejected ones included.
+    ///
+    /// # Errors
+    /// Those of the database.
+    fn events_json(&self, events: &[EventId]) -> Result<Vec<EventJson>, StoreError>;
 
     /// Whether a user of that server has one of these memberships in the group.
     ///

@@ -70,6 +70,17 @@ pub struct StoredEvent {
     pub received: Option<Millis>,
 }
 
+/// An event's JSON alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EventJson {
+    /// Its id.
+    pub event_id: EventId,
+    /// `event_json.json`.
+    pub json: String,
+    /// It was not allowed (`rejections`).
+    pub rejected: bool,
+}
+
 /// A page of the events stream.
 #[derive(Debug, Clone)]
 pub struct EventPage {

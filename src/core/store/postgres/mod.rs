@@ -12,6 +12,7 @@ mod pool;
 mod positions;
 mod schema;
 mod state;
+mod state_groups;
 mod streams;
 
 pub use self::{lock::AdvisoryLock, pool::Postgres};

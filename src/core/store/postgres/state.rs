@@ -38,6 +38,8 @@ macro_rules! with_chain {
     };
 }
 
+pub(super) use with_chain;
+
 const HOST_CHANGES: &str = with_chain!(
     "base AS MATERIALIZED (SELECT max(g) AS g FROM chain WHERE g = ANY($2)),
      changed AS MATERIALIZED (

@@ -15,6 +15,7 @@ mod pool;
 mod positions;
 mod schema;
 mod state;
+mod state_groups;
 mod streams;
 
 pub use self::{lock::FileLock, pool::Sqlite, schema::APPLICATION_ID};

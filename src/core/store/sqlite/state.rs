@@ -32,6 +32,8 @@ macro_rules! with_chain {
     };
 }
 
+pub(super) use with_chain;
+
 /// `max()` picks the row that the other columns of `changed` are taken from: a promise of SQLite's.
 const HOST_CHANGES: &str = with_chain!(
     "base AS MATERIALIZED (SELECT max(g) AS g FROM chain WHERE g IN (SELECT value FROM json_each($2))),
