@@ -1,0 +1,74 @@
+//! `burdock demo`: the main job told live, with real homeservers in two processes and nothing else on the machine.
+
+mod certificates;
+mod ours;
+mod progress;
+mod remote;
+mod story;
+mod table;
+
+use std::{io::Write, path::PathBuf, process::ExitCode};
+
+use anyhow::Context;
+use tokio::{runtime::Runtime, time::Instant};
+
+use self::progress::Progress;
+
+/// What can be chosen.
+#[derive(Debug, clap::Args)]
+pub struct DemoArgs {
+    /// Which events are sent when is drawn from this number
+    #[arg(long, default_value_t = 1, value_name = "NUMBER")]
+    pub seed: u64,
+    /// Other servers in the room: one goes away for a while, one never answers, the others join late
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u16).range(3..=30))]
+    pub servers: u16,
+    /// Sticky events that our server sends
+    #[arg(long, default_value_t = 120, value_name = "N", value_parser = clap::value_parser!(u16).range(4..=1000))]
+    pub sticky: u16,
+    /// Keep databases and logs in this folder, which must not exist yet
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
+}
+
+/// Tells the story. The exit code is 0 only if everything owed arrived.
+pub(super) fn run(args: &DemoArgs) -> ExitCode {
+    match tell(args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("burdock: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tell(args: &DemoArgs) -> anyhow::Result<bool> {
+    let runtime = Runtime::new().context("cannot start the runtime")?;
+    // Removed at the end, also if that is a failure.
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let dir = match &args.keep {
+        Some(keep) => {
+            std::fs::create_dir(keep).with_context(|| format!("cannot make the folder {}", keep.display()))?;
+            keep.canonicalize()?
+        }
+        None => folder.path().to_owned(),
+    };
+    let progress = Progress::new(Instant::now());
+    let ending = runtime.block_on(async {
+        tokio::select! {
+            ending = story::tell(args, &dir, &progress) => ending,
+            interrupted = tokio::signal::ctrl_c() => Err(match interrupted {
+                Ok(()) => anyhow::anyhow!("interrupted"),
+                Err(error) => error.into(),
+            }),
+        }
+    });
+    runtime.shutdown_background();
+    let ending = ending?;
+    std::io::stdout().write_all(table::table(&ending.rows).as_bytes())?;
+    if let Some(keep) = &args.keep {
+        eprintln!("databases and logs: {}", keep.display());
+    }
+    Ok(ending.complete)
+}

@@ -1,0 +1,165 @@
+//! The story: what happens, in which order, and who is owed what in the end.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, ensure};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    DemoArgs,
+    certificates::Certificates,
+    ours::Ours,
+    progress::{Bar, Progress},
+    remote::{Remote, free_port},
+    table::Row,
+};
+use crate::core::clock::{self, Millis};
+
+/// All that is owed must have come within this time.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A sticky event that lives through the whole story.
+const LONG: Duration = Duration::from_mins(10);
+
+/// One that expires before anybody late can have it.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// A sticky event of ours.
+struct Sent {
+    id: String,
+    short: bool,
+}
+
+/// What our server sent.
+#[derive(Default)]
+struct Sticky(Vec<Sent>);
+
+impl Sticky {
+    /// Those that outlive the story.
+    fn long(&self) -> Vec<&str> {
+        self.0.iter().filter(|sent| !sent.short).map(|sent| sent.id.as_str()).collect()
+    }
+
+    fn short(&self) -> usize {
+        self.0.iter().filter(|sent| sent.short).count()
+    }
+}
+
+/// How it ended.
+pub struct Ending {
+    pub rows: Vec<Row>,
+    /// Everything owed to a server that answers was found there.
+    pub complete: bool,
+}
+
+/// Tells it.
+pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::Result<Ending> {
+    let mut random = SmallRng::seed_from_u64(args.seed);
+    let certificates = Certificates::make(dir)?;
+    let mut ours = Ours::start(&dir.join("ours"), &certificates, free_port()?, free_port()?).await?;
+    progress.say(&format!("our homeserver {} is up, Burdock in it", ours.name));
+    ours.register("alice").await?;
+    let room = ours.create_room().await?;
+
+    let mut late = vec![];
+    for number in 0..usize::from(args.servers) - 2 {
+        late.push(Remote::start(&dir.join(format!("late{number}")), &certificates).await?);
+    }
+    let mut away = Remote::start(&dir.join("away"), &certificates).await?;
+    let mut silent = Remote::start(&dir.join("silent"), &certificates).await?;
+    for remote in [&mut away, &mut silent] {
+        remote.join(&room, &ours.name, progress.elapsed()).await?;
+        progress.say(&format!("{} joined the room", remote.name));
+    }
+    silent.fall_silent().await?;
+    progress.say(&format!("{} will not answer any more", silent.name));
+
+    let mut sticky = Sticky::default();
+    let first = usize::from(random.random_range(1..args.sticky / 2 + 1));
+    send(&mut ours, &room, &mut random, first, &mut sticky).await?;
+    progress.say(&format!("{first} sticky events sent"));
+    away.holds(&sticky.long(), &room, PATIENCE, None).await?;
+    away.go_away().await;
+    progress.say(&format!("{} has them and goes away", away.name));
+    let while_there = sticky.0.len();
+    send(&mut ours, &room, &mut random, usize::from(args.sticky) - first, &mut sticky).await?;
+    progress.say(&format!("{} more sent, {} of all expire at once", usize::from(args.sticky) - first, sticky.short()));
+    sleep(SHORT).await;
+
+    let bars: Vec<Bar> = late.iter().map(|remote| progress.bar(&remote.name, sticky.long().len())).collect();
+    for remote in &mut late {
+        remote.join(&room, &ours.name, progress.elapsed()).await?;
+        progress.say(&format!("{} joined the room, late", remote.name));
+    }
+    // As soon as one has something: Burdock is in the middle of it.
+    let began = Instant::now();
+    while late.iter().all(|remote| remote.count(&room) == 0) {
+        ensure!(began.elapsed() < PATIENCE, "no late joiner got a sticky event:\n{}", ours.log());
+        sleep(Duration::from_millis(1)).await;
+    }
+    let held: usize = late.iter().map(|remote| remote.count(&room)).sum();
+    ours.kill().await?;
+    progress.say(&format!(
+        "our homeserver and Burdock are killed (kill -9); the late have {held} of {}",
+        sticky.long().len() * late.len()
+    ));
+    away.come_back().await?;
+    progress.say(&format!("{} is back", away.name));
+    ours.restart().await?;
+    progress.say("our homeserver and Burdock are back");
+
+    let mut rows = vec![];
+    let mut complete = true;
+    let mut row = |remote: &Remote, role, owed: &[&str], expired| {
+        let held = remote.held(&room);
+        let delivered = owed.iter().filter(|id| held.contains_key(**id)).count();
+        let last = owed.iter().filter_map(|id| held.get(*id)).max().copied();
+        Row {
+            server: remote.name.clone(),
+            role,
+            joined: remote.joined,
+            owed: owed.len(),
+            delivered,
+            expired,
+            transactions: remote.transactions(),
+            delay: last.map(|last| last.saturating_duration_since(remote.since)),
+        }
+    };
+    let owed = sticky.long();
+    for (remote, bar) in late.iter().zip(&bars) {
+        complete &= remote.holds(&owed, &room, PATIENCE, Some(bar)).await.is_ok();
+        rows.push(row(remote, "joined late", &owed, sticky.short()));
+    }
+    complete &= away.holds(&owed, &room, PATIENCE, None).await.is_ok();
+    let expired = sticky.0[while_there..].iter().filter(|sent| sent.short).count();
+    rows.push(row(&away, "was away", &owed, expired));
+    rows.push(row(&silent, "never answered", &owed, sticky.short()));
+    drop(bars);
+    progress.say(if complete { "everything owed has arrived" } else { "something owed did not arrive" });
+
+    ours.stop().await.context("at the end")?;
+    for remote in late.into_iter().chain([away, silent]) {
+        remote.stop().await;
+    }
+    Ok(Ending { rows, complete })
+}
+
+/// Sends `count` sticky events, a few of them short-lived, with ordinary messages between.
+async fn send(
+    ours: &mut Ours,
+    room: &str,
+    random: &mut SmallRng,
+    count: usize,
+    sticky: &mut Sticky,
+) -> anyhow::Result<()> {
+    for _ in 0..count {
+        while random.random_bool(0.3) {
+            ours.send(room, "an ordinary message", None).await?;
+        }
+        let short = random.random_bool(0.1);
+        let id = ours.send(room, "a sticky message", Some(if short { SHORT } else { LONG })).await?;
+        sticky.0.push(Sent { id, short });
+    }
+    Ok(())
+}
