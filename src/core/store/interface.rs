@@ -4,9 +4,13 @@
 
 use std::collections::{HashMap, HashSet};
 
+use futures_util::future::Either;
+
 use super::{
     BacklogPage, BacklogRow, CacheRow, Checkpoint, DeltaScan, DestinationRecord, EventCursor, EventJson, EventPage,
-    HostChanges, InstanceLock, NewServer, OwedRoom, RetryTimings, StoreError, StoredEvent, postgres::Postgres,
+    HostChanges, NewServer, OwedRoom, RetryTimings, StoreError, StoredEvent,
+    postgres::{AdvisoryLock, Postgres},
+    sqlite::{FileLock, Sqlite},
 };
 use crate::{
     config,
@@ -23,22 +27,59 @@ use crate::{
 pub enum Store {
     /// Synapse's.
     Postgres(Postgres),
+    /// An embedded homeserver's.
+    Sqlite(Sqlite),
+}
+
+/// The lock that says: this process is the instance. Dropping it releases the lock.
+pub enum InstanceLock {
+    /// A lock of the database server's.
+    Postgres(Box<AdvisoryLock>),
+    /// A locked file.
+    Sqlite(FileLock),
 }
 
 impl Store {
-    /// Opens the database. Up to as many connections as configured are made, the one of [`Store::lock_instance`] among
-    /// them.
+    /// Opens the database. Of PostgreSQL one connection less than configured is used for statements:
+    /// [`Store::lock_instance`] takes the other.
     ///
     /// # Errors
-    /// [`StoreError::Unavailable`] if it cannot be reached, [`StoreError::Incompatible`] for an unknown `sslmode`.
+    /// [`StoreError::Unavailable`] if it cannot be reached, [`StoreError::Incompatible`] for an unknown `sslmode`, or a file
+    /// that no embedded homeserver made.
     pub async fn connect(db: &config::Database, me: InstanceName, server_name: ServerName) -> Result<Self, StoreError> {
-        Ok(Self::Postgres(Postgres::connect(db, me, server_name).await?))
+        Ok(match db {
+            config::Database::Postgres(db) => Self::Postgres(Postgres::connect(db, me, server_name).await?),
+            config::Database::Sqlite(path) => Self::Sqlite(Sqlite::open(path, me, server_name).await?),
+        })
+    }
+
+    /// Checks that this is a database we can work with; Synapse's by its own rules for the start of a worker.
+    ///
+    /// # Errors
+    /// [`StoreError::Incompatible`] says what is wrong and what to do.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        match self {
+            Self::Postgres(engine) => engine.check().await,
+            Self::Sqlite(engine) => engine.check().await,
+        }
+    }
+
+    /// Takes the lock of our instance name.
+    ///
+    /// # Errors
+    /// [`StoreError::AlreadyRunning`] if another process has it.
+    pub async fn lock_instance(&self) -> Result<InstanceLock, StoreError> {
+        Ok(match self {
+            Self::Postgres(engine) => InstanceLock::Postgres(Box::new(engine.lock_instance().await?)),
+            Self::Sqlite(engine) => InstanceLock::Sqlite(engine.lock_instance()?),
+        })
     }
 
     /// Closes all connections, after the statements that run have ended.
     pub async fn close(&self) {
         match self {
             Self::Postgres(engine) => engine.close().await,
+            Self::Sqlite(engine) => engine.close().await,
         }
     }
 
@@ -47,6 +88,18 @@ impl Store {
     pub fn server_name(&self) -> &ServerName {
         match self {
             Self::Postgres(engine) => engine.server_name(),
+            Self::Sqlite(engine) => engine.server_name(),
+        }
+    }
+}
+
+impl InstanceLock {
+    /// Watches over the lock until another process has it. Returns then, with [`StoreError::AlreadyRunning`]; the caller
+    /// must stop at once.
+    pub async fn watch(self) -> StoreError {
+        match self {
+            Self::Postgres(lock) => lock.watch().await,
+            Self::Sqlite(lock) => lock.watch().await,
         }
     }
 }
@@ -61,7 +114,8 @@ macro_rules! each_engine {
                 // The engine's future itself: an `async fn` around it would hold it twice.
                 pub fn $name(&self $(, $argument: $kind)*) -> impl Future<Output = $answer> + Send {
                     match self {
-                        Self::Postgres(engine) => engine.$name($($argument),*),
+                        Self::Postgres(engine) => Either::Left(engine.$name($($argument),*)),
+                        Self::Sqlite(engine) => Either::Right(engine.$name($($argument),*)),
                     }
                 }
             )*
@@ -70,12 +124,6 @@ macro_rules! each_engine {
 }
 
 each_engine! {
-    /// Checks server, locale and Synapse's schema, by Synapse's own rules for the start of a worker.
-    ///
-    /// # Errors
-    /// [`StoreError::Incompatible`] says what is wrong and what to do.
-    fn check(&self, db: &config::Database) -> Result<(), StoreError>;
-
     /// Checks the versions of Synapse's schema alone. Ask again whenever Synapse may have been upgraded under us.
     ///
     /// # Errors
@@ -88,12 +136,6 @@ each_engine! {
     /// [`StoreError::Incompatible`] if we lack the right (its text holds the SQL to run as an administrator) or if the
     /// schema was made by a newer Burdock.
     fn migrate(&self) -> Result<(), StoreError>;
-
-    /// Takes the lock of our instance name, on a connection of its own.
-    ///
-    /// # Errors
-    /// [`StoreError::AlreadyRunning`] if another process has it.
-    fn lock_instance(&self) -> Result<InstanceLock, StoreError>;
 
     /// Returns where we resume. If the instances in the table are not the configured ones, or were configured in another
     /// order when they last started (so that destinations belonged to others), all configured ones get

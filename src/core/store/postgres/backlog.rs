@@ -1,14 +1,11 @@
 //! The sticky backlog of a destination: what is left in it, what of that may be sent, and how its rows move.
 
 use super::{Postgres, backlog_record::stored, pool::retrying};
-use crate::core::store::{BacklogItem, BacklogPage, BacklogRow, StoreError};
 use crate::core::{
     clock::Millis,
     id::{EventId, RoomId, ServerName, StickyPosition},
+    store::{BacklogItem, BacklogPage, BacklogRow, RECENT_JOIN, StoreError, sql},
 };
-
-/// A join that we received within this time, in ms, may still be under way at the joiner.
-const RECENT_JOIN: i64 = 60_000;
 
 impl Postgres {
     pub(in crate::core::store) async fn backlog(
@@ -156,17 +153,13 @@ impl Postgres {
         from: StickyPosition,
         to: StickyPosition,
     ) -> Result<bool, StoreError> {
-        // An update and never an upsert: the row of a purged room must not come back.
-        let done = sqlx::query(
-            "UPDATE destination_rooms_sticky_events_backlog SET sticky_events_stream_position = $4 \
-             WHERE destination = $1 AND room_id = $2 AND sticky_events_stream_position = $3",
-        )
-        .bind(destination.as_str())
-        .bind(room.as_str())
-        .bind(from.0)
-        .bind(stored(to))
-        .execute(&self.pool)
-        .await?;
+        let done = sqlx::query(sql::ADVANCE_BACKLOG)
+            .bind(destination.as_str())
+            .bind(room.as_str())
+            .bind(from.0)
+            .bind(stored(to))
+            .execute(&self.pool)
+            .await?;
         Ok(done.rows_affected() > 0)
     }
 

@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{Postgres, pool::CHUNK, pool::retrying};
-use crate::core::store::{NewServer, StoreError};
 use crate::core::{
     clock::Millis,
     id::{EventId, RoomId, ServerName, StickyPosition, StreamOrdering},
+    store::{NewServer, StoreError},
 };
 
 impl Postgres {

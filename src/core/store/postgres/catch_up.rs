@@ -1,8 +1,10 @@
 //! What a destination that fell behind is owed, and the record of each step it catches up.
 
 use super::{Postgres, pool::retrying};
-use crate::core::id::{EventId, RoomId, ServerName, StreamOrdering};
-use crate::core::store::{OwedRoom, StoreError};
+use crate::core::{
+    id::{EventId, RoomId, ServerName, StreamOrdering},
+    store::{OwedRoom, StoreError, sql},
+};
 
 impl Postgres {
     pub(in crate::core::store) async fn owed_rooms(
@@ -11,17 +13,12 @@ impl Postgres {
         after: StreamOrdering,
         limit: i64,
     ) -> Result<Vec<OwedRoom>, StoreError> {
-        let rows: Vec<(String, i64, Option<String>)> = sqlx::query_as(
-            "SELECT r.room_id, r.stream_ordering, e.event_id \
-             FROM destination_rooms r LEFT JOIN events e ON e.stream_ordering = r.stream_ordering \
-             WHERE r.destination = $1 AND r.stream_ordering > $2 \
-             ORDER BY r.stream_ordering LIMIT $3",
-        )
-        .bind(destination.as_str())
-        .bind(after.0)
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await?;
+        let rows: Vec<(String, i64, Option<String>)> = sqlx::query_as(sql::OWED_ROOMS)
+            .bind(destination.as_str())
+            .bind(after.0)
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await?;
         let owed = |(room, ordering, event): (String, i64, Option<String>)| OwedRoom {
             room_id: RoomId::from(room),
             stream_ordering: StreamOrdering(ordering),
@@ -77,15 +74,11 @@ impl Postgres {
         } else {
             0
         };
-        sqlx::query(
-            "INSERT INTO destinations (destination, last_successful_stream_ordering) VALUES ($1, $2) \
-             ON CONFLICT (destination) DO UPDATE \
-             SET last_successful_stream_ordering = EXCLUDED.last_successful_stream_ordering",
-        )
-        .bind(destination.as_str())
-        .bind(new.0)
-        .execute(&mut *tx)
-        .await?;
+        sqlx::query(sql::SET_LAST_SUCCESSFUL)
+            .bind(destination.as_str())
+            .bind(new.0)
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
         Ok(marked > 0)
     }

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use sqlx::PgConnection;
 
 use super::{Postgres, pool::CHUNK, pool::retrying};
-use crate::core::id::{RoomId, ServerName, StreamOrdering};
-use crate::core::store::{Checkpoint, StoreError};
+use crate::core::{
+    id::{RoomId, ServerName, StreamOrdering},
+    store::{Checkpoint, StoreError, sql},
+};
 
 impl Postgres {
     pub(in crate::core::store) async fn checkpoint(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
@@ -35,14 +37,11 @@ impl Postgres {
         owed: &[((&ServerName, &RoomId), StreamOrdering)],
     ) -> Result<(), StoreError> {
         let mut tx = self.pool.begin().await?;
-        // First, and also if it has not moved: it is the proof that no other configuration has taken over.
-        let done = sqlx::query(
-            "UPDATE federation_stream_position SET stream_id = $2 WHERE type = 'events' AND instance_name = $1",
-        )
-        .bind(self.me.as_str())
-        .bind(checkpoint.cursor.0)
-        .execute(&mut *tx)
-        .await?;
+        let done = sqlx::query(sql::MOVE_CURSOR)
+            .bind(self.me.as_str())
+            .bind(checkpoint.cursor.0)
+            .execute(&mut *tx)
+            .await?;
         if done.rows_affected() == 0 {
             return Err(StoreError::TakenOver);
         }

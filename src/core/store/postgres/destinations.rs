@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use sqlx::{Row, postgres::PgRow};
 
 use super::{Postgres, pool::retrying};
-use crate::core::store::{CacheRow, DestinationRecord, RetryTimings, StoreError};
 use crate::core::{
     clock::Millis,
     id::{ServerName, StreamOrdering, Token},
+    store::{CacheRow, DestinationRecord, RetryTimings, StoreError, sql},
 };
 
 impl Postgres {
@@ -42,11 +42,10 @@ impl Postgres {
         &self,
         position: StreamOrdering,
     ) -> Result<Vec<ServerName>, StoreError> {
-        let names: Vec<String> =
-            sqlx::query_scalar("SELECT destination FROM destinations WHERE last_successful_stream_ordering > $1")
-                .bind(position.0)
-                .fetch_all(&self.pool)
-                .await?;
+        let names: Vec<String> = sqlx::query_scalar(sql::SUCCESSFUL_BEYOND)
+            .bind(position.0)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(names.into_iter().map(ServerName::from).collect())
     }
 
@@ -101,31 +100,13 @@ impl Postgres {
         limit: i64,
         sticky: bool,
     ) -> Result<Vec<ServerName>, StoreError> {
-        // Two branches and not one OR, because a destination can have backlog before it has a row of its own. Each
-        // walks its primary key from `after` and stops at the limit. A last attempt without an interval is no
-        // back-off (Synapse's own query passes over such rows for ever).
-        let names: Vec<String> = sqlx::query_scalar(
-            "(SELECT d.destination FROM destinations d \
-              WHERE d.destination > $1 \
-                AND (coalesce(d.retry_last_ts, 0) = 0 OR d.retry_last_ts + coalesce(d.retry_interval, 0) <= $2) \
-                AND EXISTS (SELECT FROM destination_rooms r \
-                            WHERE r.destination = d.destination \
-                              AND r.stream_ordering > coalesce(d.last_successful_stream_ordering, 0)) \
-              ORDER BY 1 LIMIT $3) \
-             UNION \
-             (SELECT DISTINCT b.destination FROM destination_rooms_sticky_events_backlog b \
-              LEFT JOIN destinations d ON d.destination = b.destination \
-              WHERE $4 AND b.destination > $1 \
-                AND (coalesce(d.retry_last_ts, 0) = 0 OR d.retry_last_ts + coalesce(d.retry_interval, 0) <= $2) \
-              ORDER BY 1 LIMIT $3) \
-             ORDER BY 1 LIMIT $3",
-        )
-        .bind(after.map_or("", ServerName::as_str))
-        .bind(now.0)
-        .bind(limit)
-        .bind(sticky)
-        .fetch_all(&self.pool)
-        .await?;
+        let names: Vec<String> = sqlx::query_scalar(sql::DUE_DESTINATIONS)
+            .bind(after.map_or("", ServerName::as_str))
+            .bind(now.0)
+            .bind(limit)
+            .bind(sticky)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(names.into_iter().map(ServerName::from).collect())
     }
 }

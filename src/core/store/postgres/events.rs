@@ -3,16 +3,16 @@
 //! Two traps of Synapse's tables shape the statements: `event_json.json` may hold `\u0000` escapes, so it is never cast to
 //! `jsonb`; and `events.rejection_reason` was filled in lazily, so the `rejections` table alone decides.
 
-use std::collections::{HashMap, HashSet};
-
-use serde_json::{Map, Value};
-use sqlx::{Row, postgres::PgRow};
+use std::collections::HashSet;
 
 use super::Postgres;
-use crate::core::store::{EventPage, StoreError, StoredEvent};
 use crate::core::{
-    clock::Millis,
     id::{EventId, RoomId, ServerName, StateGroup, StreamOrdering, domain_of},
+    store::{
+        EventPage, StoreError, StoredEvent,
+        event_row::{EventRow, RedactionRow, stored_event, with_redactions},
+        sql,
+    },
 };
 
 /// How many stream orderings one statement covers, so that a long absence is many short statements.
@@ -62,29 +62,6 @@ const REDACTIONS: &str = "
     LEFT JOIN events d ON d.event_id = c.redaction AND x.event_id IS NULL
     LEFT JOIN event_json j ON j.event_id = d.event_id";
 
-/// A redaction as it claims to apply to an event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Redaction {
-    /// Synapse does not yet vouch for it.
-    recheck: bool,
-    /// The redaction event's room and sender; absent if it is unknown or rejected.
-    event: Option<(RoomId, String)>,
-    /// `internal_metadata.recheck_redaction`: only the sender's own server may have redacted it.
-    same_server_only: bool,
-}
-
-impl Redaction {
-    /// Whether it redacts an event of that room and sender.
-    fn applies(&self, room_id: &RoomId, sender: &str) -> bool {
-        if !self.recheck {
-            return true;
-        }
-        self.event.as_ref().is_some_and(|(room, redactor)| {
-            room == room_id && (!self.same_server_only || domain_of(redactor) == domain_of(sender))
-        })
-    }
-}
-
 impl Postgres {
     pub(in crate::core::store) fn server_name(&self) -> &ServerName {
         &self.server_name
@@ -101,22 +78,21 @@ impl Postgres {
         let mut low = after.0;
         while low < up_to.0 {
             let high = low.saturating_add(STEP).min(up_to.0);
-            let rows = sqlx::query(OWN_EVENTS)
+            let rows: Vec<EventRow> = sqlx::query_as(OWN_EVENTS)
                 .bind(low)
                 .bind(high)
                 .bind(self.server_name.as_str())
                 .bind(left)
                 .fetch_all(&self.pool)
                 .await?;
-            for row in &rows {
-                let event = stored_event(row)?;
+            left -= i64::try_from(rows.len()).unwrap_or(left);
+            for event in rows.into_iter().map(stored_event) {
                 low = event.stream_ordering.0;
                 let own = domain_of(&event.sender) == Some(self.server_name.as_str());
                 if own || event.send_on_behalf_of.is_some() {
                     events.push(event);
                 }
             }
-            left -= i64::try_from(rows.len()).unwrap_or(left);
             if left <= 0 {
                 return Ok(EventPage {
                     events,
@@ -136,36 +112,9 @@ impl Postgres {
             return Ok(Vec::new());
         }
         let names: Vec<&str> = ids.iter().map(EventId::as_str).collect();
-        let mut found = HashMap::with_capacity(ids.len());
-        for row in sqlx::query(EVENTS_BY_ID).bind(&names).fetch_all(&self.pool).await? {
-            let event = stored_event(&row)?;
-            found.insert(event.event_id.clone(), event);
-        }
-        for (target, redaction) in self.redactions(&names).await? {
-            if let Some(event) = found.get_mut(target.as_str()) {
-                event.redacted |= event.kind != "m.room.create" && redaction.applies(&event.room_id, &event.sender);
-            }
-        }
-        Ok(ids.iter().filter_map(|id| found.get(id).cloned()).collect())
-    }
-
-    async fn redactions(&self, targets: &[&str]) -> Result<Vec<(String, Redaction)>, StoreError> {
-        let rows = sqlx::query(REDACTIONS).bind(targets).fetch_all(&self.pool).await?;
-        rows.iter()
-            .map(|row| {
-                let room: Option<&str> = row.try_get("room_id")?;
-                let sender: Option<String> = row.try_get("sender")?;
-                let metadata: Option<&str> = row.try_get("internal_metadata")?;
-                Ok((
-                    row.try_get("target")?,
-                    Redaction {
-                        recheck: row.try_get("recheck")?,
-                        event: room.map(RoomId::from).zip(sender),
-                        same_server_only: metadata.is_some_and(|text| flag(&parse_metadata(text), "recheck_redaction")),
-                    },
-                ))
-            })
-            .collect()
+        let events: Vec<EventRow> = sqlx::query_as(EVENTS_BY_ID).bind(&names).fetch_all(&self.pool).await?;
+        let claims: Vec<RedactionRow> = sqlx::query_as(REDACTIONS).bind(&names).fetch_all(&self.pool).await?;
+        Ok(with_redactions(ids, events, claims))
     }
 
     pub(in crate::core::store) async fn forward_extremities(
@@ -173,16 +122,11 @@ impl Postgres {
         room_id: &RoomId,
         limit: i64,
     ) -> Result<Vec<(EventId, StreamOrdering, i64)>, StoreError> {
-        let rows: Vec<(String, i64, i64)> = sqlx::query_as(
-            "SELECT e.event_id, e.stream_ordering, e.depth
-             FROM event_forward_extremities f JOIN events e ON e.event_id = f.event_id
-             WHERE f.room_id = $1 AND e.stream_ordering IS NOT NULL
-             ORDER BY e.depth DESC, e.stream_ordering DESC LIMIT $2",
-        )
-        .bind(room_id.as_str())
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await?;
+        let rows: Vec<(String, i64, i64)> = sqlx::query_as(sql::FORWARD_EXTREMITIES)
+            .bind(room_id.as_str())
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(rows
             .into_iter()
             .map(|(id, ordering, depth)| (id.into(), StreamOrdering(ordering), depth))
@@ -221,70 +165,5 @@ impl Postgres {
         .fetch_optional(&self.pool)
         .await?;
         Ok(row.map(|(group, partial)| (StateGroup(group), partial)))
-    }
-}
-
-fn stored_event(row: &PgRow) -> Result<StoredEvent, sqlx::Error> {
-    let event_id = EventId::from(row.try_get::<&str, _>("event_id")?);
-    let metadata = parse_metadata(row.try_get("internal_metadata")?);
-    Ok(StoredEvent {
-        stream_ordering: StreamOrdering(row.try_get("stream_ordering")?),
-        event_id,
-        room_id: RoomId::from(row.try_get::<&str, _>("room_id")?),
-        kind: row.try_get("type")?,
-        state_key: row.try_get("state_key")?,
-        sender: row.try_get("sender")?,
-        room_version: row.try_get("room_version")?,
-        format_version: row.try_get("format_version")?,
-        json: row.try_get("json")?,
-        state_group: row.try_get::<Option<i64>, _>("state_group")?.map(StateGroup),
-        partial_state: row.try_get("partial_state")?,
-        send_on_behalf_of: metadata
-            .get("send_on_behalf_of")
-            .and_then(Value::as_str)
-            .map(ServerName::from),
-        out_of_band: flag(&metadata, "out_of_band_membership"),
-        proactively_send: metadata.get("proactively_send") != Some(&Value::Bool(false)),
-        soft_failed: flag(&metadata, "soft_failed"),
-        redacted: false,
-        received: row.try_get::<Option<i64>, _>("received_ts")?.map(Millis),
-    })
-}
-
-/// Metadata that cannot be read counts as empty: every flag has its usual value, and one damaged row holds up no page.
-fn parse_metadata(text: &str) -> Map<String, Value> {
-    serde_json::from_str(text).unwrap_or_default()
-}
-
-fn flag(metadata: &Map<String, Value>, key: &str) -> bool {
-    metadata.get(key) == Some(&Value::Bool(true))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn redaction(recheck: bool, event: Option<(&str, &str)>, same_server_only: bool) -> Redaction {
-        let event = event.map(|(room, sender)| (room.into(), sender.to_owned()));
-        Redaction {
-            recheck,
-            event,
-            same_server_only,
-        }
-    }
-
-    #[test]
-    fn an_unchecked_redaction_applies_only_if_known_and_of_the_same_room_and_server() {
-        let room = RoomId::from("!r:ours");
-        let applies = |redaction: Redaction| redaction.applies(&room, "@ann:ours");
-        assert!(applies(redaction(false, None, false)), "Synapse vouches for it");
-        assert!(!applies(redaction(true, None, false)), "unknown or rejected");
-        assert!(!applies(redaction(true, Some(("!other:ours", "@ann:ours")), false)));
-        assert!(
-            applies(redaction(true, Some(("!r:ours", "@mod:theirs")), false)),
-            "authorised by power level"
-        );
-        assert!(!applies(redaction(true, Some(("!r:ours", "@mod:theirs")), true)));
-        assert!(applies(redaction(true, Some(("!r:ours", "@bob:ours")), true)));
     }
 }

@@ -15,9 +15,4 @@ mod state;
 mod state_groups;
 mod streams;
 
-pub use self::{
-    deltas::{DeltaScan, MemberDelta},
-    lock::InstanceLock,
-    pool::Postgres,
-    state::HostChanges,
-};
+pub use self::{lock::AdvisoryLock, pool::Postgres};

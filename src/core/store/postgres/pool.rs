@@ -34,6 +34,8 @@ pub struct Postgres {
     pub(in crate::core::store) pool: PgPool,
     pub(in crate::core::store) me: InstanceName,
     pub(in crate::core::store) server_name: ServerName,
+    /// `allow_unsafe_locale`.
+    pub(in crate::core::store) allow_unsafe_locale: bool,
     /// The list of senders that we started under, a name a line; set by `adopt_positions`.
     pub(in crate::core::store) senders: Arc<Mutex<Option<String>>>,
 }
@@ -44,7 +46,7 @@ impl Postgres {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] if it cannot be reached, [`StoreError::Incompatible`] for an unknown `sslmode`.
-    pub async fn connect(db: &config::Database, me: InstanceName, server_name: ServerName) -> Result<Self, StoreError> {
+    pub async fn connect(db: &config::Postgres, me: InstanceName, server_name: ServerName) -> Result<Self, StoreError> {
         let options = options(db)?;
         // Tried first without the pool, which would wait for a server that is not there and then not say so.
         PgConnection::connect_with(&options).await?.close().await?;
@@ -58,6 +60,7 @@ impl Postgres {
             pool,
             me,
             server_name,
+            allow_unsafe_locale: db.allow_unsafe_locale,
             senders: Arc::default(),
         })
     }
@@ -93,7 +96,7 @@ where
 
 /// The connection's parameters. What the configuration leaves out comes from libpq's environment variables, as it does
 /// for Synapse.
-fn options(db: &config::Database) -> Result<PgConnectOptions, StoreError> {
+fn options(db: &config::Postgres) -> Result<PgConnectOptions, StoreError> {
     let mut options = PgConnectOptions::new().application_name("burdock").database(&db.name);
     if let Some(host) = &db.host {
         // libpq's rule: a path is the directory of a Unix socket.
@@ -151,10 +154,10 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::config::{Database, Secret};
+    use crate::config::{self, Secret};
 
-    fn database() -> Database {
-        Database {
+    fn database() -> config::Postgres {
+        config::Postgres {
             host: Some("db.example".into()),
             port: Some(5433),
             user: Some("synapse".into()),
@@ -182,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_path_as_host_is_a_unix_socket() {
-        let options = options(&Database {
+        let options = options(&config::Postgres {
             host: Some("/run/postgresql".into()),
             ..database()
         })
@@ -192,7 +195,7 @@ mod tests {
 
     #[test]
     fn an_unknown_ssl_mode_is_named() {
-        let error = options(&Database {
+        let error = options(&config::Postgres {
             ssl_mode: Some("maybe".into()),
             ..database()
         })

@@ -6,7 +6,6 @@ use sqlx::{
 };
 
 use super::Postgres;
-use crate::config;
 use crate::core::store::StoreError;
 
 /// The version of Synapse's schema that we know: 1.163.2's.
@@ -20,7 +19,7 @@ const OLDEST_SERVER: i32 = 140_000;
 const CREATION_LOCK: i64 = 0x0062_7572_646f_636b;
 
 impl Postgres {
-    pub(in crate::core::store) async fn check(&self, db: &config::Database) -> Result<(), StoreError> {
+    pub(in crate::core::store) async fn check(&self) -> Result<(), StoreError> {
         // to_regclass looks along the search path, so a Synapse that lives in a schema of its own is found as well.
         let row = sqlx::query(
             "SELECT current_setting('server_version_num')::int4 AS server, \
@@ -50,7 +49,7 @@ impl Postgres {
                 "the database's encoding is {encoding}, not UTF8: recreate it as Synapse's PostgreSQL page describes"
             ));
         }
-        if !db.allow_unsafe_locale && (collation != "C" || ctype != "C") {
+        if !self.allow_unsafe_locale && (collation != "C" || ctype != "C") {
             return incompatible(format!(
                 "the database's collation is `{collation}` and its ctype `{ctype}`, not `C`: recreate it as Synapse's \
                  PostgreSQL page describes, or set `allow_unsafe_locale: true` under `database:`"

@@ -10,12 +10,10 @@
 //! tables hold hundreds of millions of rows.
 
 use super::Postgres;
-use crate::core::id::{EventId, RoomId, ServerName, StateGroup};
-use crate::core::store::StoreError;
-
-/// A longer chain is damage: Synapse cuts them at 100, apart from those it makes in one batch. The walk below stops one
-/// beyond.
-const MAX_CHAIN: i64 = 10_000;
+use crate::core::{
+    id::{EventId, RoomId, ServerName, StateGroup},
+    store::{HostChanges, StoreError, chain::Chain},
+};
 
 macro_rules! with_chain {
     ($rest:literal) => {
@@ -98,49 +96,6 @@ const SERVER_HAS_MEMBER: &str = with_chain!(
              WHERE m.membership = ANY($3))
      FROM sound s"
 );
-
-/// What is known of a chain before what it holds is trusted.
-pub(super) struct Chain {
-    pub(super) group: StateGroup,
-    pub(super) length: i64,
-    pub(super) stored: i64,
-    pub(super) leads_up: bool,
-}
-
-impl Chain {
-    pub(super) fn check(&self) -> Result<(), StoreError> {
-        let damaged = |table: &str, what: &str| StoreError::Damaged {
-            table: table.to_owned(),
-            key: self.group.to_string(),
-            what: what.to_owned(),
-        };
-        if self.length > MAX_CHAIN {
-            return Err(damaged(
-                "state_group_edges",
-                "the chain of changes is longer than 10,000",
-            ));
-        }
-        if self.leads_up {
-            return Err(damaged(
-                "state_group_edges",
-                "the chain of changes leads to a group made later",
-            ));
-        }
-        if self.stored < self.length {
-            return Err(damaged("state_groups", "a group of the chain of changes is missing"));
-        }
-        Ok(())
-    }
-}
-
-/// How the number of joined users of each server in a group differs from a base.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostChanges {
-    /// The group it is compared with: one of those asked about; absent = compared with an empty room.
-    pub base: Option<StateGroup>,
-    /// Servers whose number of joined users differs, and by how much. No server twice, no zeros.
-    pub changes: Vec<(ServerName, i64)>,
-}
 
 impl Postgres {
     pub(in crate::core::store) async fn host_changes(

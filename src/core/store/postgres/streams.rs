@@ -3,11 +3,11 @@
 use sqlx::AssertSqlSafe;
 
 use super::Postgres;
-use crate::core::store::StoreError;
 use crate::core::{
     clock::Millis,
     id::{InstanceName, Token},
     replication::{gap::CacheInvalidation, stream::Table},
+    store::{StoreError, sql},
 };
 
 impl Postgres {
@@ -15,11 +15,10 @@ impl Postgres {
         &self,
         stream_name: &str,
     ) -> Result<Vec<(InstanceName, Token)>, StoreError> {
-        let rows: Vec<(String, i64)> =
-            sqlx::query_as("SELECT instance_name, stream_id FROM stream_positions WHERE stream_name = $1 ORDER BY 1")
-                .bind(stream_name)
-                .fetch_all(&self.pool)
-                .await?;
+        let rows: Vec<(String, i64)> = sqlx::query_as(sql::STORED_POSITIONS)
+            .bind(stream_name)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(rows
             .into_iter()
             .map(|(instance, position)| (instance.into(), Token(position)))
@@ -30,13 +29,11 @@ impl Postgres {
         &self,
         tables: &[Table],
     ) -> Result<Option<Token>, StoreError> {
-        let columns: Vec<String> = tables
-            .iter()
-            .map(|Table { name, id, .. }| format!("(SELECT max({id}) FROM {name})"))
-            .collect();
-        // `greatest` passes over NULLs.
-        let sql = format!("SELECT greatest(NULL::int8, {})::int8", columns.join(", "));
-        let position: Option<i64> = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool).await?;
+        if tables.is_empty() {
+            return Ok(None);
+        }
+        let sql = AssertSqlSafe(sql::greatest_position(tables));
+        let position: Option<i64> = sqlx::query_scalar(sql).fetch_one(&self.pool).await?;
         Ok(position.map(Token))
     }
 
@@ -46,18 +43,7 @@ impl Postgres {
         from: Token,
         limit: i64,
     ) -> Result<Vec<(Option<InstanceName>, Token)>, StoreError> {
-        // Limited table by table, so that each is read along its index and no further.
-        let parts: Vec<String> = tables
-            .iter()
-            .map(|Table { name, id, .. }| {
-                format!(
-                    "(SELECT DISTINCT {id}::int8 AS id, instance_name FROM {name} WHERE {id} >= $1 \
-                      ORDER BY 1, 2 LIMIT $2)"
-                )
-            })
-            .collect();
-        let sql = format!("{} ORDER BY 1, 2 LIMIT $2", parts.join(" UNION "));
-        let rows: Vec<(i64, Option<String>)> = sqlx::query_as(AssertSqlSafe(sql))
+        let rows: Vec<(i64, Option<String>)> = sqlx::query_as(AssertSqlSafe(sql::positions_from(tables)))
             .bind(from.0)
             .bind(limit)
             .fetch_all(&self.pool)
@@ -75,7 +61,6 @@ impl Postgres {
         to: Token,
         limit: i64,
     ) -> Result<Vec<CacheInvalidation>, StoreError> {
-        // A NULL among the keys names no entry there could be, and must not make the whole page unreadable.
         // A NULL among the keys names no entry there could be, and must not make the whole page unreadable.
         sqlx::query_as(
             "SELECT stream_id, cache_func, array_remove(keys, NULL), invalidation_ts \
