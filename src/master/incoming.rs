@@ -14,7 +14,7 @@ use super::{
     federation::come_again,
     homeserver::Homeserver,
     keys::KeyError,
-    persist::{Arrival, PersistError, Persisted, Source},
+    persist::{Arrival, PersistError, Source, Verdict},
     refusal::Refusal,
     remote,
     wire::Parts,
@@ -145,13 +145,13 @@ impl Homeserver {
         };
         arriving.enqueue(vec![event]);
         match arriving.persist().await {
-            Ok(Persisted::Known | Persisted::New) => Ok(Ok(())),
+            Ok(Verdict::Known | Verdict::New) => Ok(Ok(())),
             // It is held, and that it is not shown is no concern of its sender's.
-            Ok(Persisted::SoftFailed(why)) => {
+            Ok(Verdict::SoftFailed(why)) => {
                 info!(%origin, %room, why, "an event was soft-failed");
                 Ok(Ok(()))
             }
-            Ok(Persisted::Rejected(why)) => Ok(Err(Refused(why))),
+            Ok(Verdict::Rejected(why)) => Ok(Err(Refused(why))),
             Err(PersistError::Store(error)) => Err(error),
             Err(error) => Ok(Err(Refused(error.to_string()))),
         }
@@ -209,8 +209,8 @@ impl Arriving<'_> {
     fn enqueue(&mut self, events: Vec<VerifiedEvent>) -> usize {
         let mut new = 0;
         for event in events {
-            let Ok(parts) = Parts::read(&event.json) else { continue };
-            if parts.room_id().as_ref() == Some(self.room) && self.seen.insert(event.event_id.clone()) {
+            let Ok(parts) = Parts::of_room(&event.json, self.room, self.version) else { continue };
+            if self.seen.insert(event.event_id.clone()) {
                 let arrival = Arrival {
                     event_id: event.event_id,
                     json: event.json,
@@ -224,9 +224,9 @@ impl Arriving<'_> {
         new
     }
 
-    async fn persist(&mut self) -> Result<Persisted, PersistError> {
+    async fn persist(&mut self) -> Result<Verdict, PersistError> {
         let Some(target) = self.queue.back().map(|(_, arrival)| arrival.event_id.clone()) else {
-            return Ok(Persisted::Known);
+            return Ok(Verdict::Known);
         };
         loop {
             let (id, outcome) = self.persist_what_can_be().await;
@@ -251,12 +251,12 @@ impl Arriving<'_> {
     }
 
     /// Persists one after the other, until one cannot be, or the last one is.
-    async fn persist_what_can_be(&mut self) -> (EventId, Result<Persisted, PersistError>) {
+    async fn persist_what_can_be(&mut self) -> (EventId, Result<Verdict, PersistError>) {
         let lock = self.homeserver.rooms.lock(self.room).await;
         loop {
             let Some((_, arrival)) = self.queue.front() else {
                 // The last one always ends the loop below.
-                return (EventId::from(""), Ok(Persisted::Known));
+                return (EventId::from(""), Ok(Verdict::Known));
             };
             let before = self.before.get(&arrival.event_id).copied();
             let result = self.homeserver.persist(&lock, self.version, arrival, before).await;

@@ -3,18 +3,21 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use tracing::debug;
+
 use super::{homeserver::Homeserver, refusal::Refusal, rooms::RoomLock, wire::Parts};
 use crate::core::{
     clock::{self, Millis},
-    id::{EventId, RoomId, ServerName, StateGroup},
-    replication::rows,
+    event::VerifiedEvent,
+    id::{EventId, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
+    replication::{gap::Group, ids::StaleId, rows},
     room_version::{EventFormat, RoomVersion},
     rules::{self, RoomEvent, RulesError},
     state::{
-        context::{self, ContextError, EventContext, NewArrival, StateBefore, StateReader},
-        map::{StateFilter, StateKey, StateMap},
+        context::{self, ContextError, NewArrival, StateBefore, StateReader},
+        map::{self, NewStateGroup, StateDelta, StateFilter, StateKey, StateMap},
     },
-    store::{EventJson, StoreError},
+    store::{EventJson, Known, Outcome, PersistEvent, StateChange, StoreError},
 };
 
 /// An event that wants in. Its hash and signatures are known to be right, or of no concern.
@@ -31,26 +34,17 @@ pub struct Arrival {
 /// Where an event comes from, and so what happens if it is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// We made it: then it is not stored. A client may have named it so that it is made once.
-    Ours(Option<ClientTransaction>),
+    /// We made it: then it is not stored. What a client calls it, so that it is made once only.
+    Ours(Option<String>),
     /// Another server has others learn of it through us: then it is not stored.
     OnBehalfOf(ServerName),
     /// It is in the room whether we like it or not: then it is stored as rejected.
     Elsewhere,
 }
 
-/// What a client calls a request, so that it can repeat it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientTransaction {
-    /// The access token it used.
-    pub token: String,
-    /// Its name for it.
-    pub txn_id: String,
-}
-
 /// What became of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Persisted {
+pub enum Verdict {
     /// It is there, and was before.
     Known,
     /// It is there now.
@@ -88,19 +82,20 @@ fn list(ids: &[EventId]) -> String {
     shown.join(", ") + more
 }
 
-/// What is stored, and what is known besides: the states after events that are not here, and one event that is about to be.
+/// What is stored, and what is known besides: the state after events that are not here, and an event that is about to be.
 pub(super) struct Reader<'a> {
     homeserver: &'a Homeserver,
-    after: HashMap<EventId, StateGroup>,
-    fresh: Option<EventJson>,
+    before: Option<StateGroup>,
+    fresh: Option<(EventJson, StateGroup)>,
 }
 
 impl StateReader for Reader<'_> {
     async fn groups_after(&self, events: &[EventId]) -> Result<HashMap<EventId, StateGroup>, StoreError> {
         let mut groups = self.homeserver.stored().groups_after(events).await?;
         for event in events {
-            if let Some(group) = self.after.get(event) {
-                groups.entry(event.clone()).or_insert(*group);
+            let fresh = self.fresh.as_ref().filter(|(fresh, _)| fresh.event_id == *event);
+            if let Some(group) = fresh.map(|(_, group)| *group).or(self.before) {
+                groups.entry(event.clone()).or_insert(group);
             }
         }
         Ok(groups)
@@ -116,8 +111,8 @@ impl StateReader for Reader<'_> {
 
     async fn events_json(&self, events: &[EventId]) -> Result<Vec<EventJson>, StoreError> {
         let mut found = self.homeserver.stored().events_json(events).await?;
-        let fresh = self.fresh.iter().filter(|fresh| events.contains(&fresh.event_id));
-        found.extend(fresh.cloned());
+        let fresh = self.fresh.iter().map(|(fresh, _)| fresh);
+        found.extend(fresh.filter(|fresh| events.contains(&fresh.event_id)).cloned());
         Ok(found)
     }
 }
@@ -125,7 +120,7 @@ impl StateReader for Reader<'_> {
 impl Homeserver {
     /// Persists an event, and tells the other processes.
     ///
-    /// `after` holds the state after events that it follows and that are not here, as another server says.
+    /// `before` is the state after those events that it follows and that are not here, as another server says.
     ///
     /// # Errors
     /// Why it was not persisted.
@@ -134,69 +129,198 @@ impl Homeserver {
         lock: &RoomLock,
         version: RoomVersion,
         arrival: &Arrival,
-        after: HashMap<EventId, StateGroup>,
-    ) -> Result<Persisted, PersistError> {
-        let id = &arrival.event_id;
-        let room = lock.room();
+        before: Option<StateGroup>,
+    ) -> Result<Verdict, PersistError> {
+        let (id, room) = (&arrival.event_id, lock.room());
         if let Some(known) = self.known(id).await? {
             return Ok(known);
         }
-        let parts = Parts::read(&arrival.json).map_err(|error| PersistError::Malformed(error.to_string()))?;
-        if parts.room_id().is_some_and(|named| named != *room) {
-            return Err(PersistError::Malformed("it is an event of another room".into()));
-        }
+        let parts = Parts::of_room(&arrival.json, room, version).map_err(PersistError::Malformed)?;
         let event = RoomEvent::read(id, &arrival.json, false)?;
-        let mut reader = Reader { homeserver: self, after, fresh: None };
-
-        let prev_events = parts.prev_events();
+        let mut reader = Reader {
+            homeserver: self,
+            before,
+            fresh: None,
+        };
         let state_key = parts.state_key.as_deref().map(|key| StateKey::new(&parts.kind, key));
-        let mut context = context::compute_event_context(&reader, NewArrival {
+        let prev_events = parts.prev_events();
+        let new = NewArrival {
             event_id: id,
             room_id: room,
             version,
             state_key: state_key.as_ref(),
             prev_events: &prev_events,
-        })
-        .await?;
-        let rejected = match self.check(&reader, room, version, &event, &parts, &context).await {
-            Err(PersistError::Forbidden(why)) if arrival.source == Source::Elsewhere => {
+        };
+        let mut context = context::compute_event_context(&reader, new).await?;
+        let checked = self.check(&reader, room, version, &event, &parts, context.before()).await;
+        let mut verdict = match if_forbidden(checked)? {
+            None => Verdict::New,
+            Some(why) => {
                 context.reject();
-                Some(why)
-            }
-            checked => {
-                checked?;
-                None
+                Verdict::Rejected(why)
             }
         };
-
         let extremities = self.extremities(room).await?.0;
         let now = context::state_before(&reader, version, &extremities).await?;
-        let soft_failed = if rejected.is_some() || *context.before() == now || now == StateBefore::Nothing {
-            None
-        } else {
-            forbidden(now.auth_check(&reader, version, &event).await)?
-        };
-        if let (Some(why), true) = (&soft_failed, arrival.source != Source::Elsewhere) {
+        if verdict == Verdict::New && now != StateBefore::Nothing && now != *context.before() {
+            let checked = now.auth_check(&reader, version, &event).await;
+            if let Some(why) = if_forbidden(checked.map_err(PersistError::from))? {
+                verdict = Verdict::SoftFailed(why);
+            }
+        }
+        if let (Verdict::Rejected(why) | Verdict::SoftFailed(why), true) =
+            (&verdict, arrival.source != Source::Elsewhere)
+        {
             return Err(PersistError::Forbidden(why.clone()));
         }
 
         let groups = context.store(self.stored()).await?;
-        todo!()
+        let after = groups.after.ok_or_else(|| PersistError::Malformed("it has no place in the room".into()))?;
+        let outcome = match &verdict {
+            Verdict::Rejected(why) => Outcome::Rejected(after, why.clone()),
+            Verdict::SoftFailed(_) => Outcome::SoftFailed(after),
+            Verdict::New | Verdict::Known => Outcome::Accepted(after),
+        };
+        let mut changes = StateDelta::new();
+        if verdict == Verdict::New {
+            let only_follower = extremities.iter().all(|extremity| prev_events.contains(extremity));
+            match context.change() {
+                // The common case needs no look at the whole state.
+                change if only_follower && now == *context.before() => {
+                    changes.extend(change.map(|change| (change.key.clone(), Some(id.clone()))));
+                }
+                _ => {
+                    let json = arrival.json.clone();
+                    let fresh = EventJson { event_id: id.clone(), json, rejected: false };
+                    reader.fresh = Some((fresh, after));
+                    let mut newest: Vec<EventId> =
+                        extremities.into_iter().filter(|extremity| !prev_events.contains(extremity)).collect();
+                    newest.push(id.clone());
+                    let state = context::state_before(&reader, version, &newest).await?;
+                    let old = now.part(&reader, &StateFilter::All).await?;
+                    changes = map::delta(&old, &state.part(&reader, &StateFilter::All).await?);
+                }
+            }
+        }
+        let row = row(arrival, &parts, version, outcome, room);
+        self.write(vec![row], changes, room).await?;
+        Ok(verdict)
     }
 
-    /// What is known of an event that is in its room's order already.
-    async fn known(&self, id: &EventId) -> Result<Option<Persisted>, StoreError> {
-        let ids = std::slice::from_ref(id);
-        if self.store.groups_after(ids).await?.is_empty() {
-            return Ok(None);
+    /// Keeps events outside of the room's order, for what they authorise. Those that are not allowed by what authorises them
+    /// are left out.
+    pub(super) async fn persist_outliers(
+        &self,
+        lock: &RoomLock,
+        version: RoomVersion,
+        events: Vec<VerifiedEvent>,
+    ) -> Result<(), PersistError> {
+        let room = lock.room();
+        let mut sorted: Vec<(Parts, Arrival)> = Vec::with_capacity(events.len());
+        for event in events {
+            if let Ok(parts) = Parts::of_room(&event.json, room, version) {
+                let arrival = Arrival {
+                    event_id: event.event_id,
+                    json: event.json,
+                    source: Source::Elsewhere,
+                };
+                sorted.push((parts, arrival));
+            }
         }
-        let found = self.store.events_json(ids).await?;
-        let rejected = found.iter().any(|event| event.rejected);
-        Ok(Some(if rejected {
-            Persisted::Rejected("it was rejected before".into())
-        } else {
-            Persisted::Known
-        }))
+        sorted.sort_by_key(|(parts, _)| parts.depth);
+        let ids: Vec<EventId> = sorted.iter().map(|(_, arrival)| arrival.event_id.clone()).collect();
+        let mut known: HashMap<EventId, RoomEvent> = HashMap::new();
+        let mut rows = Vec::new();
+        let here = self.sqlite.known_events(&ids).await?;
+        for (parts, arrival) in sorted {
+            if here.contains_key(&arrival.event_id) || known.contains_key(&arrival.event_id) {
+                continue;
+            }
+            let Ok(event) = RoomEvent::read(&arrival.event_id, &arrival.json, false) else { continue };
+            let named = auth_events(&parts, version, room);
+            let unknown: Vec<EventId> = named.iter().filter(|id| !known.contains_key(*id)).cloned().collect();
+            known.extend(context::events(&self.stored(), &unknown).await?);
+            if let Err(error) = check_by_auth_events(version, &event, &parts, &named, &known) {
+                debug!(%room, event_id = %arrival.event_id, %error, "an event is left out");
+                continue;
+            }
+            rows.push(row(&arrival, &parts, version, Outcome::Outlier, room));
+            known.insert(arrival.event_id, event);
+        }
+        self.write(rows, StateDelta::new(), room).await
+    }
+
+    /// Stores a state that another server says stands before an event, as a group; of its events those that are here.
+    pub(super) async fn store_state(
+        &self,
+        lock: &RoomLock,
+        event_id: &EventId,
+        events: &[EventId],
+    ) -> Result<StateGroup, PersistError> {
+        let mut state = StateDelta::new();
+        for event in self.store.events_json(events).await? {
+            let parts = Parts::read(&event.json).map_err(|error| PersistError::Malformed(error.to_string()))?;
+            if let Some(key) = &parts.state_key
+                && !event.rejected
+            {
+                state.insert(StateKey::new(&parts.kind, key), Some(event.event_id));
+            }
+        }
+        let group = NewStateGroup {
+            room_id: lock.room().clone(),
+            event_id: event_id.clone(),
+            previous: None,
+            changes: state,
+        };
+        let ids = self.store.store_state_groups(&[group]).await?;
+        ids.first().copied().ok_or_else(|| PersistError::Malformed("no state".into()))
+    }
+
+    /// The one transaction, and the news of it.
+    async fn write(&self, rows: Vec<PersistEvent>, changes: StateDelta, room: &RoomId) -> Result<(), PersistError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let changes: Vec<StateChange> = changes
+            .into_iter()
+            .map(|(key, event_id)| StateChange {
+                room_id: room.clone(),
+                kind: key.kind.to_string(),
+                state_key: key.key.to_string(),
+                event_id,
+            })
+            .collect();
+        // From here on our positions stay below what the database may give.
+        let mut events = self.streams.events.begin();
+        let mut sticky = self.streams.sticky_events.begin();
+        let persisted = self.sqlite.persist(&rows, &changes, clock::now().wall).await?;
+        events.drawn(persisted.events.iter().map(|(_, at)| *at).collect()).map_err(stale)?;
+        sticky.drawn(persisted.sticky.iter().map(|(_, at)| *at).collect()).map_err(stale)?;
+        let by_id: HashMap<&EventId, &PersistEvent> = rows.iter().map(|row| (&row.event_id, row)).collect();
+        let group = |(id, at): &(EventId, StreamOrdering)| Group {
+            token: Token(at.0),
+            rows: by_id.get(id).map(|row| rows::event(&announced(row))).into_iter().collect(),
+        };
+        let sticky_group = |(id, at): &(EventId, StickyPosition)| Group {
+            token: Token(at.0),
+            rows: vec![rows::sticky_event(room, id)],
+        };
+        events.finish(persisted.events.iter().map(group).collect());
+        sticky.finish(persisted.sticky.iter().map(sticky_group).collect());
+        for new in persisted.new_servers {
+            self.streams.new_server_joined(&new.server);
+        }
+        Ok(())
+    }
+
+    /// What is known of an event that has its place in the room.
+    async fn known(&self, id: &EventId) -> Result<Option<Verdict>, StoreError> {
+        let known = self.sqlite.known_events(std::slice::from_ref(id)).await?;
+        Ok(match known.get(id) {
+            Some(Known::Placed) => Some(Verdict::Known),
+            Some(Known::Rejected) => Some(Verdict::Rejected("it was rejected before".into())),
+            Some(Known::Outlier) | None => None,
+        })
     }
 
     /// Checks an event by the events that it says authorise it, and by the state before it.
@@ -207,32 +331,106 @@ impl Homeserver {
         version: RoomVersion,
         event: &RoomEvent,
         parts: &Parts,
-        context: &EventContext,
+        before: &StateBefore,
     ) -> Result<(), PersistError> {
-        let named = parts.auth_events();
-        let mut ids = named.clone();
-        if version.format() == EventFormat::V4
-            && parts.kind != "m.room.create"
-            && let Some(create) = room.as_str().strip_prefix('!')
-        {
-            ids.push(format!("${create}").into());
-        }
-        let known = context::events(reader, &ids).await?;
-        let missing: Vec<EventId> = named.into_iter().filter(|id| !known.contains_key(id)).collect();
-        if !missing.is_empty() {
-            return Err(PersistError::MissingAuth(missing));
-        }
-        rules::check_auth_events(version, event, &known)?;
-        let state = known.iter().filter_map(|(id, event)| Some((event.key()?, id.clone())));
-        let state: StateMap = state.collect();
-        rules::auth_check(version, event, &state, &known)?;
-        Ok(context.before().auth_check(reader, version, event).await?)
+        let named = auth_events(parts, version, room);
+        let known = context::events(reader, &named).await?;
+        check_by_auth_events(version, event, parts, &named, &known)?;
+        Ok(before.auth_check(reader, version, event).await?)
     }
 }
 
+/// The events that authorise this one, with the create event that room version 12 leaves unsaid.
+fn auth_events(parts: &Parts, version: RoomVersion, room: &RoomId) -> Vec<EventId> {
+    let mut named = parts.auth_events();
+    if version.format() == EventFormat::V4
+        && parts.kind != "m.room.create"
+        && let Some(create) = room.as_str().strip_prefix('!')
+    {
+        named.push(format!("${create}").into());
+    }
+    named
+}
+
+fn check_by_auth_events(
+    version: RoomVersion,
+    event: &RoomEvent,
+    parts: &Parts,
+    named: &[EventId],
+    known: &HashMap<EventId, RoomEvent>,
+) -> Result<(), PersistError> {
+    let missing: Vec<EventId> = named.iter().filter(|id| !known.contains_key(*id)).cloned().collect();
+    if !missing.is_empty() {
+        return Err(PersistError::MissingAuth(missing));
+    }
+    rules::check_auth_events(version, event, known)?;
+    // A create event has nothing before it.
+    if parts.kind == "m.room.create" {
+        return Ok(());
+    }
+    let state = named.iter().filter_map(|id| Some((known.get(id)?.state_key()?, id.clone())));
+    let state: StateMap = state.collect();
+    Ok(rules::auth_check(version, event, &state, known)?)
+}
+
+fn row(arrival: &Arrival, parts: &Parts, version: RoomVersion, outcome: Outcome, room: &RoomId) -> PersistEvent {
+    let mut metadata = serde_json::Map::new();
+    match &arrival.source {
+        Source::Ours(Some(txn_id)) => {
+            metadata.insert("txn_id".into(), txn_id.as_str().into());
+        }
+        Source::OnBehalfOf(server) => {
+            metadata.insert("send_on_behalf_of".into(), server.as_str().into());
+        }
+        Source::Ours(None) | Source::Elsewhere => {}
+    }
+    PersistEvent {
+        event_id: arrival.event_id.clone(),
+        room_id: room.clone(),
+        kind: parts.kind.clone(),
+        state_key: parts.state_key.clone(),
+        sender: parts.sender.clone(),
+        depth: parts.depth,
+        sent: Millis(parts.origin_server_ts),
+        json: arrival.json.clone(),
+        format_version: version.format().number(),
+        metadata,
+        prev_events: parts.prev_events(),
+        auth_events: parts.auth_events(),
+        membership: parts.membership().map(str::to_owned),
+        redacts: parts.redacts(version),
+        sticky_until: parts.sticky_until(clock::now().wall),
+        outcome,
+    }
+}
+
+/// What the other processes are told of an event.
+fn announced(row: &PersistEvent) -> rows::EventRow {
+    rows::EventRow {
+        event_id: row.event_id.clone(),
+        room_id: row.room_id.clone(),
+        kind: row.kind.clone(),
+        state_key: row.state_key.clone(),
+        redacts: row.redacts.clone(),
+        relates_to: None,
+        membership: row.membership.clone(),
+        rejected: matches!(row.outcome, Outcome::Rejected(..)),
+        outlier: row.outcome == Outcome::Outlier,
+    }
+}
+
+/// The database gave a position that it gave before: it is not the one that we started with.
+fn stale(error: StaleId) -> PersistError {
+    PersistError::Store(StoreError::Damaged {
+        table: "events".into(),
+        key: "?".into(),
+        what: error.to_string(),
+    })
+}
+
 /// Why it is not allowed, if that is what is wrong.
-fn forbidden(checked: Result<(), ContextError>) -> Result<Option<String>, PersistError> {
-    match checked.map_err(PersistError::from) {
+fn if_forbidden(checked: Result<(), PersistError>) -> Result<Option<String>, PersistError> {
+    match checked {
         Ok(()) => Ok(None),
         Err(PersistError::Forbidden(why)) => Ok(Some(why)),
         Err(other) => Err(other),

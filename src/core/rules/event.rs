@@ -9,7 +9,11 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
 use super::RulesError;
-use crate::core::id::EventId;
+use crate::core::{
+    id::EventId,
+    room_version::{EventFormat, RoomVersion},
+    state::map::StateKey,
+};
 
 /// An event, read for the rules. A clone shares it.
 #[derive(Debug, Clone)]
@@ -81,6 +85,20 @@ impl RoomEvent {
     #[must_use]
     pub fn auth_events(&self) -> Vec<EventId> {
         self.0.auth_events.iter().map(|id| id.as_str().into()).collect()
+    }
+
+    /// Its key in a room's state, if it is a state event.
+    #[must_use]
+    pub fn state_key(&self) -> Option<StateKey> {
+        let key = self.0.json.state_key.as_deref()?;
+        Some(StateKey::new(&self.0.json.kind.to_string(), key))
+    }
+
+    /// The create event that its room's id names, in room version 12.
+    #[must_use]
+    pub fn unsaid_create_event(&self, version: RoomVersion) -> Option<EventId> {
+        let room_id = self.0.json.room_id.as_ref()?;
+        (version.format() == EventFormat::V4).then(|| format!("${}", room_id.strip_sigil()).into())
     }
 
     pub(super) fn auth_ids(&self) -> &[OwnedEventId] {

@@ -14,6 +14,7 @@ use super::{
     map::{self, NewStateGroup, PreviousGroup, StateDelta, StateFilter, StateKey, StateMap},
 };
 use crate::core::{
+    event::NewEvent,
     id::{EventId, RoomId, StateGroup},
     room_version::RoomVersion,
     rules::{self, Resolution, RoomEvent, RulesError, Step},
@@ -272,7 +273,45 @@ impl StateBefore {
         }
     }
 
-    /// Checks an event against the state: `Rules` if it is not allowed in it.
+    /// The `auth_events` of a new event.
+    ///
+    /// # Errors
+    /// See [`ContextError`].
+    pub async fn auth_events(
+        &self,
+        reader: &impl StateReader,
+        version: RoomVersion,
+        event: &NewEvent<'_>,
+    ) -> Result<Vec<EventId>, ContextError> {
+        let keys = rules::auth_keys(version, event.kind, event.sender, event.state_key, event.content)?;
+        let chosen = self.part(reader, &StateFilter::Keys(keys)).await?;
+        Ok(chosen.into_values().collect())
+    }
+
+    /// Checks an event that came in, or that we made, against its own `auth_events` and then the state before it. On
+    /// `Rules` it is to be rejected. (If it is not allowed in the *current* state either, which [`StateBefore::auth_check`]
+    /// of that says, it is to be soft-failed.)
+    ///
+    /// # Errors
+    /// See [`ContextError`].
+    pub async fn check_arrival(
+        &self,
+        reader: &impl StateReader,
+        version: RoomVersion,
+        event: &RoomEvent,
+    ) -> Result<(), ContextError> {
+        let mut ids = event.auth_events();
+        ids.extend(event.unsaid_create_event(version));
+        let known = events(reader, &ids).await?;
+        rules::check_auth_events(version, event, &known)?;
+        let state = known
+            .iter()
+            .filter_map(|(id, known)| Some((known.state_key()?, id.clone())));
+        rules::auth_check(version, event, &state.collect(), &known)?;
+        self.auth_check(reader, version, event).await
+    }
+
+    /// Checks an event against the state alone: `Rules` if it is not allowed in it.
     ///
     /// # Errors
     /// See [`ContextError`].

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::core::state::map::apply;
+use crate::core::{clock::Millis, state::map::apply};
 
 const A: &str = "@a:one";
 const B: &str = "@b:two";
@@ -105,7 +105,7 @@ impl Memory {
     async fn add(&mut self, said: Said<'_>) -> EventGroups {
         let (json, read) = Self::read(&said);
         let context = self.context(&said).await.unwrap();
-        context.before().auth_check(self, version(), &read).await.unwrap();
+        context.before().check_arrival(self, version(), &read).await.unwrap();
         let ids = self.store(context.new_groups());
         let groups = context.groups(&ids);
         self.events.insert(said.id.into(), json);

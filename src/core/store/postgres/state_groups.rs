@@ -11,8 +11,11 @@ use super::{
 };
 use crate::core::{
     id::{EventId, RoomId, StateGroup},
-    state::map::{self, NewStateGroup, PreviousGroup, StateFilter, StateMap},
-    store::{EventJson, StoreError, chain::Chain},
+    state::map::{self, NewStateGroup, StateFilter, StateMap},
+    store::{
+        EventJson, StoreError,
+        chain::{self, Chain},
+    },
 };
 
 const ALL: &str = with_chain!(
@@ -138,14 +141,9 @@ async fn store_group(
     earlier: &[StateGroup],
     group: &NewStateGroup,
 ) -> Result<(), StoreError> {
-    let previous = match group.previous {
-        None => None,
-        Some(PreviousGroup::Stored(previous)) => Some(previous),
-        Some(PreviousGroup::Earlier(index)) => Some(*earlier.get(index).ok_or_else(|| not_stored(index))?),
-    };
     let mut edge = None;
     let mut rows = StateMap::new();
-    if let Some(previous) = previous {
+    if let Some(previous) = chain::previous(group, earlier)? {
         check_previous(connection, id, previous, &group.room_id).await?;
         if group.must_be_full(hops(connection, previous).await?) {
             rows = read_state(connection, previous, &StateFilter::All).await?;
@@ -155,14 +153,6 @@ async fn store_group(
     }
     map::apply(&mut rows, &group.changes);
     write(connection, id, group, edge, &rows).await
-}
-
-fn not_stored(previous: impl std::fmt::Display) -> StoreError {
-    StoreError::Damaged {
-        table: "state_groups".into(),
-        key: previous.to_string(),
-        what: "a group that another is to follow is not stored".into(),
-    }
 }
 
 /// Also keeps it from being deleted before we commit.
@@ -176,19 +166,14 @@ async fn check_previous(
         .bind(previous.0)
         .fetch_optional(connection)
         .await?;
-    match room {
-        None => Err(not_stored(previous)),
-        Some(room) if room != room_id.as_str() => Err(StoreError::Damaged {
-            table: "state_groups".into(),
-            key: previous.to_string(),
-            what: format!("a group of {room_id} is to follow it, and it is of {room}"),
-        }),
-        Some(_) if previous >= id => Err(StoreError::Incompatible(format!(
-            "sequence state_group_id_seq gave {id}, and state group {previous} exists; stop all writers and run: \
+    chain::may_follow(previous, room.as_deref(), room_id)?;
+    if previous >= id {
+        return Err(StoreError::Incompatible(format!(
+            "sequence state_group_id_seq gave {id}, and there is a state group {previous}; stop all writers and run: \
              SELECT setval('state_group_id_seq', (SELECT max(id) FROM state_groups))"
-        ))),
-        Some(_) => Ok(()),
+        )));
     }
+    Ok(())
 }
 
 /// How many changes the group is away from the full one below it. Beyond the bound it is not counted any further.

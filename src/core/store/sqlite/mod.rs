@@ -7,10 +7,14 @@ mod backlog;
 mod backlog_record;
 mod catch_up;
 mod checkpoint;
+mod current_state;
 mod deltas;
 mod destinations;
 mod events;
+mod history;
+mod homeserver;
 mod lock;
+mod persist;
 mod pool;
 mod positions;
 mod schema;
@@ -18,4 +22,11 @@ mod state;
 mod state_groups;
 mod streams;
 
-pub use self::{lock::FileLock, pool::Sqlite, schema::APPLICATION_ID};
+pub use self::{
+    history::Known,
+    homeserver::RemoteKey,
+    lock::FileLock,
+    persist::{Outcome, PersistEvent, Persisted, StateChange},
+    pool::Sqlite,
+    schema::APPLICATION_ID,
+};

@@ -9,7 +9,10 @@ use crate::core::store::StoreError;
 pub const APPLICATION_ID: i32 = 0x4272_646b;
 
 /// The steps that lead to the newest schema. `user_version` counts those that were taken.
-const STEPS: [&str; 1] = [include_str!("../../../../migrations/sqlite/0001_embedded.sql")];
+const STEPS: [&str; 2] = [
+    include_str!("../../../../migrations/sqlite/0001_embedded.sql"),
+    include_str!("../../../../migrations/sqlite/0002_clients.sql"),
+];
 
 /// Makes the file, if it is not there or empty. Whatever else it holds is left alone.
 pub(super) async fn create(options: SqliteConnectOptions) -> Result<(), StoreError> {
