@@ -15,6 +15,7 @@ use tokio::{
 };
 
 use super::certificates::Certificates;
+use crate::core::id::RoomId;
 
 /// How long it may take to answer after its start.
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -163,7 +164,7 @@ impl Ours {
     }
 
     /// Sends a message, sticky for `sticky` if that is given. Returns its id.
-    pub async fn send(&mut self, room: &str, text: &str, sticky: Option<Duration>) -> anyhow::Result<String> {
+    pub async fn send(&mut self, room: &RoomId, text: &str, sticky: Option<Duration>) -> anyhow::Result<String> {
         self.transactions += 1;
         let query = sticky.map_or_else(String::new, |duration| {
             format!("?org.matrix.msc4354.sticky_duration_ms={}", duration.as_millis())

@@ -1,9 +1,6 @@
 //! What is shown while the story goes on: bars on a terminal, plain lines otherwise.
 
-use std::{
-    io::{IsTerminal, stderr},
-    time::Duration,
-};
+use std::io::{IsTerminal, stderr};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::time::Instant;
@@ -26,14 +23,14 @@ impl Progress {
         }
     }
 
-    /// Since the beginning.
-    pub fn elapsed(&self) -> Duration {
-        self.began.elapsed()
+    /// When the story began.
+    pub fn began(&self) -> Instant {
+        self.began
     }
 
     /// Something happened.
     pub fn say(&self, text: &str) {
-        let line = format!("{:6.2} s  {text}", self.elapsed().as_secs_f64());
+        let line = format!("{:6.2} s  {text}", self.began.elapsed().as_secs_f64());
         match &self.bars {
             Some(bars) => {
                 // A terminal that cannot be written to is no reason to end.

@@ -14,6 +14,7 @@ use super::{
     remote::{Remote, free_port},
     table::Row,
 };
+use crate::core::{clock::Millis, id::RoomId};
 use crate::core::clock::{self, Millis};
 
 /// All that is owed must have come within this time.
@@ -60,7 +61,8 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
     let mut ours = Ours::start(&dir.join("ours"), &certificates, free_port()?, free_port()?).await?;
     progress.say(&format!("our homeserver {} is up, Burdock in it", ours.name));
     ours.register("alice").await?;
-    let room = ours.create_room().await?;
+    let room = RoomId::from(ours.create_room().await?.as_str());
+    let began = progress.began();
 
     let mut late = vec![];
     for number in 0..usize::from(args.servers) - 2 {
@@ -69,7 +71,7 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
     let mut away = Remote::start(&dir.join("away"), &certificates).await?;
     let mut silent = Remote::start(&dir.join("silent"), &certificates).await?;
     for remote in [&mut away, &mut silent] {
-        remote.join(&room, &ours.name, progress.elapsed()).await?;
+        remote.join(&room, &ours.name, began).await?;
         progress.say(&format!("{} joined the room", remote.name));
     }
     silent.fall_silent().await?;
@@ -89,16 +91,22 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
 
     let bars: Vec<Bar> = late.iter().map(|remote| progress.bar(&remote.name, sticky.long().len())).collect();
     for remote in &mut late {
-        remote.join(&room, &ours.name, progress.elapsed()).await?;
+        remote.join(&room, &ours.name, began).await?;
         progress.say(&format!("{} joined the room, late", remote.name));
     }
     // As soon as one has something: Burdock is in the middle of it.
-    let began = Instant::now();
-    while late.iter().all(|remote| remote.count(&room) == 0) {
-        ensure!(began.elapsed() < PATIENCE, "no late joiner got a sticky event:\n{}", ours.log());
+    let waiting = Instant::now();
+    let held = loop {
+        let mut held = 0;
+        for remote in &late {
+            held += remote.sticky(&room).await?.len();
+        }
+        if held > 0 {
+            break held;
+        }
+        ensure!(waiting.elapsed() < PATIENCE, "no late joiner got a sticky event:\n{}", ours.log());
         sleep(Duration::from_millis(1)).await;
-    }
-    let held: usize = late.iter().map(|remote| remote.count(&room)).sum();
+    };
     ours.kill().await?;
     progress.say(&format!(
         "our homeserver and Burdock are killed (kill -9); the late have {held} of {}",
@@ -111,30 +119,15 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
 
     let mut rows = vec![];
     let mut complete = true;
-    let mut row = |remote: &Remote, role, owed: &[&str], expired| {
-        let held = remote.held(&room);
-        let delivered = owed.iter().filter(|id| held.contains_key(**id)).count();
-        let last = owed.iter().filter_map(|id| held.get(*id)).max().copied();
-        Row {
-            server: remote.name.clone(),
-            role,
-            joined: remote.joined,
-            owed: owed.len(),
-            delivered,
-            expired,
-            transactions: remote.transactions(),
-            delay: last.map(|last| last.saturating_duration_since(remote.since)),
-        }
-    };
     let owed = sticky.long();
     for (remote, bar) in late.iter().zip(&bars) {
         complete &= remote.holds(&owed, &room, PATIENCE, Some(bar)).await.is_ok();
-        rows.push(row(remote, "joined late", &owed, sticky.short()));
+        rows.push(row(remote, "joined late", &owed, sticky.short(), &room).await?);
     }
     complete &= away.holds(&owed, &room, PATIENCE, None).await.is_ok();
     let expired = sticky.0[while_there..].iter().filter(|sent| sent.short).count();
-    rows.push(row(&away, "was away", &owed, expired));
-    rows.push(row(&silent, "never answered", &owed, sticky.short()));
+    rows.push(row(&away, "was away", &owed, expired, &room).await?);
+    rows.push(row(&silent, "never answered", &owed, sticky.short(), &room).await?);
     drop(bars);
     progress.say(if complete { "everything owed has arrived" } else { "something owed did not arrive" });
 
@@ -145,10 +138,26 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
     Ok(Ending { rows, complete })
 }
 
+async fn row(remote: &Remote, role: &'static str, owed: &[&str], expired: usize, room: &RoomId) -> anyhow::Result<Row> {
+    let held = remote.sticky(room).await?;
+    let came: Vec<Millis> = owed.iter().filter_map(|id| held.get(*id)).copied().collect();
+    let last = came.iter().max().map(|last| last.since(remote.since));
+    Ok(Row {
+        server: remote.name.clone(),
+        role,
+        joined: remote.joined,
+        owed: owed.len(),
+        delivered: came.len(),
+        expired,
+        transactions: remote.transactions(),
+        delay: last.map(|ms| Duration::from_millis(ms.unsigned_abs())),
+    })
+}
+
 /// Sends `count` sticky events, a few of them short-lived, with ordinary messages between.
 async fn send(
     ours: &mut Ours,
-    room: &str,
+    room: &RoomId,
     random: &mut SmallRng,
     count: usize,
     sticky: &mut Sticky,

@@ -15,7 +15,7 @@ pub struct Row {
     pub delivered: usize,
     /// Sticky events that expired before they could be sent to it.
     pub expired: usize,
-    pub transactions: usize,
+    pub transactions: u64,
     /// From its join, or its return, to the last of them.
     pub delay: Option<Duration>,
 }
