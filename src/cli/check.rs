@@ -48,6 +48,10 @@ fn list(names: &[impl Display]) -> String {
 
 /// The database, for messages.
 pub(super) fn database(database: &Database) -> String {
+    let database = match database {
+        Database::Postgres(database) => database,
+        Database::Sqlite(path) => return format!("file {}", path.display()),
+    };
     let host = database.host.as_deref().unwrap_or("the local socket");
     let port = database.port.map_or(String::new(), |port| format!(" port {port}"));
     let user = database

@@ -71,7 +71,7 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
     let store = Store::connect(&config.database, config.instance.clone(), config.server_name.clone())
         .await
         .with_context(database)?;
-    store.check(&config.database).await.with_context(database)?;
+    store.check().await.with_context(database)?;
     store.migrate().await?;
     // Before anything is read that another process of our name could still move.
     let lock = store.lock_instance().await?;

@@ -1,8 +1,19 @@
-//! `database:`, or the one entry of `databases:` that holds everything: where PostgreSQL is.
+//! `database:`, or the one entry of `databases:` that holds everything: where PostgreSQL is, or the file of an embedded
+//! homeserver.
 
-use std::time::Duration;
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use super::{Database, error::ConfigError, node::Node, yaml::Layers};
+use super::{Database, Postgres, error::ConfigError, node::Node, yaml::Layers};
+use crate::core::store::APPLICATION_ID;
+
+/// How long the header of an SQLite file is, and where in it `application_id` stands.
+const HEADER: usize = 100;
+const APPLICATION_ID_AT: usize = 68;
 
 /// What Synapse sets when `statement_timeout` is absent.
 const STATEMENT_TIMEOUT: Duration = Duration::from_mins(10);
@@ -24,14 +35,21 @@ const WITHOUT_EFFECT: [&str; 10] = [
 pub(super) fn read(layers: &Layers) -> Result<Database, ConfigError> {
     let section = section(layers)?;
     let engine = section.get("name")?;
-    if engine.text()?.as_deref() != Some("psycopg2") {
+    let args = section.get("args")?;
+    let name = engine.text()?;
+    if name.as_deref() == Some("sqlite3")
+        && let Some(path) = args.get("database")?.text()?.map(PathBuf::from)
+        && is_embedded(&path)
+    {
+        return Ok(Database::Sqlite(path));
+    }
+    if name.as_deref() != Some("psycopg2") {
         return Err(engine.error(
             "is not `psycopg2`",
             "Burdock runs beside a Synapse on PostgreSQL, as every Synapse worker does; move the homeserver to \
              PostgreSQL first (Synapse's documentation: \"Porting from SQLite\")",
         ));
     }
-    let args = section.get("args")?;
     for (key, arg) in args.entries()? {
         check_supported(key, &arg)?;
     }
@@ -54,7 +72,7 @@ pub(super) fn read(layers: &Layers) -> Result<Database, ConfigError> {
     {
         return Err(ssl_mode.error("is not a mode of libpq", format!("Use one of {}", SSL_MODES.join(", "))));
     }
-    Ok(Database {
+    Ok(Database::Postgres(Box::new(Postgres {
         host: host_text,
         port: args.get("port")?.integer(1..=u16::MAX)?,
         user,
@@ -70,7 +88,16 @@ pub(super) fn read(layers: &Layers) -> Result<Database, ConfigError> {
             .duration()?
             .unwrap_or(STATEMENT_TIMEOUT),
         allow_unsafe_locale: section.get("allow_unsafe_locale")?.flag()?.unwrap_or(false),
-    })
+    })))
+}
+
+/// Whether the file says in its header that Burdock made it for an embedded homeserver.
+fn is_embedded(path: &Path) -> bool {
+    let mut header = [0; HEADER];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok()
+        && header.starts_with(b"SQLite format 3\0")
+        && header[APPLICATION_ID_AT..][..4] == APPLICATION_ID.to_be_bytes()
 }
 
 fn section_key_missing(args: &Node<'_>, key: &str) -> ConfigError {

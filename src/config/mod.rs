@@ -120,9 +120,18 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// `database:` (libpq's names in `args`).
+/// `database:`.
 #[derive(Debug, Clone)]
-pub struct Database {
+pub enum Database {
+    /// `psycopg2`: Synapse's.
+    Postgres(Box<Postgres>),
+    /// `sqlite3`: the file of an embedded homeserver.
+    Sqlite(PathBuf),
+}
+
+/// Where PostgreSQL is (libpq's names in `args`).
+#[derive(Debug, Clone)]
+pub struct Postgres {
     /// Host name, address, or a directory that holds a Unix socket.
     pub host: Option<String>,
     /// Port; PostgreSQL's 5432 if absent.

@@ -50,6 +50,13 @@ fn load(extra: &str) -> Result<Config, String> {
     )
 }
 
+fn postgres(config: &Config) -> &Postgres {
+    match &config.database {
+        Database::Postgres(database) => database,
+        Database::Sqlite(path) => panic!("{}", path.display()),
+    }
+}
+
 fn refusal(extra: &str) -> String {
     text_of(load(extra))
 }
@@ -64,10 +71,11 @@ fn a_usual_deployment_is_understood() {
     assert_eq!(config.server_name.as_str(), "hs1.test");
     assert_eq!(config.instance.as_str(), "fed1");
     assert_eq!(config.signing_key.key_id(), "ed25519:a_test");
-    assert_eq!(config.database.host.as_deref(), Some("/run/postgresql"));
-    assert_eq!(config.database.name, "synapse");
-    assert_eq!(config.database.max_connections, 5);
-    assert_eq!(config.database.statement_timeout, Duration::from_mins(10));
+    let database = postgres(&config);
+    assert_eq!(database.host.as_deref(), Some("/run/postgresql"));
+    assert_eq!(database.name, "synapse");
+    assert_eq!(database.max_connections, 5);
+    assert_eq!(database.statement_timeout, Duration::from_mins(10));
     assert!(matches!(&config.redis.address, RedisAddress::Tcp { host, port: 6379, tls: None } if host == "localhost"));
     assert_eq!(config.redis.password, Some(Secret("hunter3".to_owned())));
     assert_eq!(config.replication.sender_instances, ["fed1".into(), "fed2".into()]);
@@ -110,10 +118,11 @@ fn every_setting_is_taken_from_the_files() {
          experimental_features: {msc4354_enabled: true}\n",
     )
     .expect("valid");
-    assert_eq!((config.database.name.as_str(), config.database.port), ("d", Some(5433)));
-    assert_eq!(config.database.ssl_mode.as_deref(), Some("require"));
-    assert_eq!(config.database.statement_timeout, Duration::from_secs(5));
-    assert_eq!(config.database.max_connections, 10);
+    let database = postgres(&config);
+    assert_eq!((database.name.as_str(), database.port), ("d", Some(5433)));
+    assert_eq!(database.ssl_mode.as_deref(), Some("require"));
+    assert_eq!(database.statement_timeout, Duration::from_secs(5));
+    assert_eq!(database.max_connections, 10);
     assert!(matches!(&config.redis.address, RedisAddress::Unix(path) if path.to_str() == Some("/run/redis.sock")));
     assert_eq!(
         (config.redis.username.as_deref(), config.redis.dbid),

@@ -1,5 +1,9 @@
 //! What can go wrong between us and the database, as far as a caller must tell it apart.
 
+use std::borrow::Cow;
+
+use sqlx::sqlite::SqliteError;
+
 /// Why a question to the database, or a change of it, failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -32,11 +36,9 @@ pub enum StoreError {
          list, and start them again"
     )]
     TakenOver,
-    /// Another process holds this instance's lock.
-    #[error(
-        "another Burdock runs under this instance name (it holds the database lock; its PostgreSQL backend is {0})"
-    )]
-    AlreadyRunning(i32),
+    /// Another process holds this instance's lock: this one.
+    #[error("another Burdock runs under this instance name (the lock is held by {0})")]
+    AlreadyRunning(String),
 }
 
 impl StoreError {
@@ -75,9 +77,23 @@ fn text(error: &sqlx::Error) -> String {
 /// A statement met a limit of its own, such as `temp_file_limit`, though the class is that of passing shortages.
 const STATEMENT_TOO_LARGE: &str = "53400";
 
+/// SQLite's codes, without what extends them.
+fn of_sqlite(code: Option<Cow<'_, str>>, text: String) -> StoreError {
+    match code.and_then(|code| code.parse::<i32>().ok()).map(|code| code & 0xff) {
+        // Busy, locked: another process has held the file for longer than any write of ours takes.
+        Some(5 | 6) => StoreError::Conflict(text),
+        // Out of memory, read-only, I/O error, disk full, cannot be opened.
+        Some(7 | 8 | 10 | 13 | 14) => StoreError::Unavailable(text),
+        _ => StoreError::Refused(text),
+    }
+}
+
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
         match &error {
+            sqlx::Error::Database(e) if e.try_downcast_ref::<SqliteError>().is_some() => {
+                of_sqlite(e.code(), text(&error))
+            }
             sqlx::Error::Database(e) if e.code().is_some_and(|code| TRANSIENT.contains(&&*code)) => {
                 Self::Conflict(text(&error))
             }

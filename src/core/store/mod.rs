@@ -1,33 +1,31 @@
-//! The database: Synapse's schema (read; written only where its own sender writes) and our schema `burdock`.
+//! The database, on either of two engines: Synapse's in PostgreSQL, or an embedded one.
 //!
-//! No `sqlx` type leaves this folder.
+//! `interface.rs` lists what can be asked of it; the rows that are the same whoever answers are here. No `sqlx` type leaves
+//! this folder.
 
-mod backlog;
-mod backlog_record;
-mod catch_up;
-mod checkpoint;
-mod deltas;
-mod destinations;
+mod adoption;
+mod chain;
 mod error;
-mod events;
-mod lock;
-mod pool;
-mod positions;
-mod schema;
-mod state;
-mod streams;
+mod event_row;
+mod interface;
+mod postgres;
+mod sql;
+mod sqlite;
 
 pub use self::{
-    deltas::{DeltaScan, MemberDelta},
     error::StoreError,
-    lock::InstanceLock,
-    pool::Store,
-    state::HostChanges,
+    interface::{InstanceLock, Store},
+    sqlite::{APPLICATION_ID, Sqlite},
 };
+use std::collections::{BTreeSet, HashSet};
+
 use crate::core::{
     clock::Millis,
-    id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
+    id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token, domain_of},
 };
+
+/// A join that we received within this time, in ms, may still be under way at the joiner.
+const RECENT_JOIN: i64 = 60_000;
 
 /// An event as stored, with what decides whether and where it is sent.
 #[derive(Debug, Clone)]
@@ -210,6 +208,49 @@ pub struct CacheRow {
     pub at: Millis,
     /// Who wrote it: our name.
     pub writer: InstanceName,
+}
+
+/// How the number of joined users of each server in a group differs from a base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostChanges {
+    /// The group it is compared with: one of those asked about; absent = compared with an empty room.
+    pub base: Option<StateGroup>,
+    /// Servers whose number of joined users differs, and by how much. No server twice, no zeros.
+    pub changes: Vec<(ServerName, i64)>,
+}
+
+/// A user joined a room or ceased to be joined, in the room's current state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberDelta {
+    /// `stream_id`: rows with the same one in a room were committed as one change.
+    pub position: StreamOrdering,
+    /// The room.
+    pub room_id: RoomId,
+    /// The member.
+    pub user: String,
+    /// They are joined after it, and were not before; or the other way round.
+    pub joined: bool,
+}
+
+/// What is needed to tell which servers a stretch of changes brought into rooms.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeltaScan {
+    /// The stretch's changes in rooms with a living sticky event of ours, ascending. For the rooms that somebody joined also
+    /// the changes *after* the stretch, to the newest there is: what current state was before is known from them.
+    pub deltas: Vec<MemberDelta>,
+    /// Servers that had a joined user in the room at every instant: one who is joined now and in none of `deltas`.
+    pub steady: HashSet<(RoomId, ServerName)>,
+}
+
+impl DeltaScan {
+    /// Rooms that users joined, with those users' servers.
+    pub(in crate::core::store) fn newcomers(&self) -> BTreeSet<(RoomId, ServerName)> {
+        self.deltas
+            .iter()
+            .filter(|delta| delta.joined)
+            .filter_map(|delta| Some((delta.room_id.clone(), ServerName::from(domain_of(&delta.user)?))))
+            .collect()
+    }
 }
 
 #[cfg(test)]

@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 
 use sqlx::PgConnection;
 
-use super::{Checkpoint, Store, StoreError, pool::CHUNK, pool::retrying};
-use crate::core::id::{RoomId, ServerName, StreamOrdering};
+use super::{Postgres, pool::CHUNK, pool::retrying};
+use crate::core::{
+    id::{RoomId, ServerName, StreamOrdering},
+    store::{Checkpoint, StoreError, sql},
+};
 
-impl Store {
-    /// Writes all of `checkpoint`, or nothing. The number of statements does not depend on its size (up to 10,000 rows
-    /// a statement). What is owed in a room that has been purged is left out.
-    ///
-    /// # Errors
-    /// [`StoreError::TakenOver`] if our position's row is gone; nothing is written then.
-    pub async fn checkpoint(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn checkpoint(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
         // Sorted, so that two writers of many rows cannot wait for each other in a circle, and unique, because one
         // statement may not write a row twice.
         let last_successful: Vec<(&ServerName, StreamOrdering)> = checkpoint
@@ -39,14 +37,11 @@ impl Store {
         owed: &[((&ServerName, &RoomId), StreamOrdering)],
     ) -> Result<(), StoreError> {
         let mut tx = self.pool.begin().await?;
-        // First, and also if it has not moved: it is the proof that no other configuration has taken over.
-        let done = sqlx::query(
-            "UPDATE federation_stream_position SET stream_id = $2 WHERE type = 'events' AND instance_name = $1",
-        )
-        .bind(self.me.as_str())
-        .bind(checkpoint.cursor.0)
-        .execute(&mut *tx)
-        .await?;
+        let done = sqlx::query(sql::MOVE_CURSOR)
+            .bind(self.me.as_str())
+            .bind(checkpoint.cursor.0)
+            .execute(&mut *tx)
+            .await?;
         if done.rows_affected() == 0 {
             return Err(StoreError::TakenOver);
         }

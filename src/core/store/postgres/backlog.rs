@@ -1,20 +1,18 @@
 //! The sticky backlog of a destination: what is left in it, what of that may be sent, and how its rows move.
 
-use super::{BacklogItem, BacklogPage, BacklogRow, Store, StoreError, backlog_record::stored, pool::retrying};
+use super::{Postgres, backlog_record::stored, pool::retrying};
 use crate::core::{
     clock::Millis,
     id::{EventId, RoomId, ServerName, StickyPosition},
+    store::{BacklogItem, BacklogPage, BacklogRow, RECENT_JOIN, StoreError, sql},
 };
 
-/// A join that we received within this time, in ms, may still be under way at the joiner.
-const RECENT_JOIN: i64 = 60_000;
-
-impl Store {
-    /// The rooms in which `destination` has backlog with something alive in it. Rows with nothing left are deleted.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn backlog(&self, destination: &ServerName, now: Millis) -> Result<Vec<BacklogRow>, StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn backlog(
+        &self,
+        destination: &ServerName,
+        now: Millis,
+    ) -> Result<Vec<BacklogRow>, StoreError> {
         // The members are looked through only for rows that are alive.
         let rows: Vec<(String, i64, bool, Option<String>)> = sqlx::query_as(
             "SELECT b.room_id, b.sticky_events_stream_position::int8, left_over.alive, \
@@ -71,12 +69,7 @@ impl Store {
         Ok(tx.commit().await?)
     }
 
-    /// Our living sticky events of `room` at `position` and above, up to `limit`, and whether `destination` is (still)
-    /// in the room.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn backlog_items(
+    pub(in crate::core::store) async fn backlog_items(
         &self,
         destination: &ServerName,
         room: &RoomId,
@@ -135,12 +128,11 @@ impl Store {
         })
     }
 
-    /// Whether `server` has a joined user in `room`, or had one when we made a partial-state join that is not yet
-    /// complete.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn server_in_room(&self, server: &ServerName, room: &RoomId) -> Result<bool, StoreError> {
+    pub(in crate::core::store) async fn server_in_room(
+        &self,
+        server: &ServerName,
+        room: &RoomId,
+    ) -> Result<bool, StoreError> {
         Ok(sqlx::query_scalar(
             "SELECT EXISTS (SELECT FROM current_state_events c \
                             WHERE c.room_id = $2 AND c.type = 'm.room.member' AND c.membership = 'join' \
@@ -154,38 +146,24 @@ impl Store {
         .await?)
     }
 
-    /// Moves a row of the backlog from exactly `from` to `to`: all in between was accepted or left out. Returns false,
-    /// and moves nothing, if the row is elsewhere by now (a lower position was recorded meanwhile) or gone.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn advance_backlog(
+    pub(in crate::core::store) async fn advance_backlog(
         &self,
         destination: &ServerName,
         room: &RoomId,
         from: StickyPosition,
         to: StickyPosition,
     ) -> Result<bool, StoreError> {
-        // An update and never an upsert: the row of a purged room must not come back.
-        let done = sqlx::query(
-            "UPDATE destination_rooms_sticky_events_backlog SET sticky_events_stream_position = $4 \
-             WHERE destination = $1 AND room_id = $2 AND sticky_events_stream_position = $3",
-        )
-        .bind(destination.as_str())
-        .bind(room.as_str())
-        .bind(from.0)
-        .bind(stored(to))
-        .execute(&self.pool)
-        .await?;
+        let done = sqlx::query(sql::ADVANCE_BACKLOG)
+            .bind(destination.as_str())
+            .bind(room.as_str())
+            .bind(from.0)
+            .bind(stored(to))
+            .execute(&self.pool)
+            .await?;
         Ok(done.rows_affected() > 0)
     }
 
-    /// Deletes the row of a destination that is no longer in the room. Returns false, and deletes nothing, if the row
-    /// is not at `position`, or if the destination is (again) in the room.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn drop_backlog(
+    pub(in crate::core::store) async fn drop_backlog(
         &self,
         destination: &ServerName,
         room: &RoomId,

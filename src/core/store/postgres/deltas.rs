@@ -5,46 +5,18 @@ use std::collections::{BTreeSet, HashSet};
 
 use sqlx::PgConnection;
 
-use super::{Store, StoreError};
+use super::Postgres;
 use crate::core::{
     clock::Millis,
-    id::{RoomId, ServerName, StreamOrdering, domain_of},
+    id::{RoomId, ServerName, StreamOrdering},
+    store::{DeltaScan, MemberDelta, StoreError},
 };
 
 /// How many stream positions one statement covers.
 const STEP: i64 = 10_000;
 
-/// A user joined a room or ceased to be joined, in the room's current state.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MemberDelta {
-    /// `stream_id`: rows with the same one in a room were committed as one change.
-    pub position: StreamOrdering,
-    /// The room.
-    pub room_id: RoomId,
-    /// The member.
-    pub user: String,
-    /// They are joined after it, and were not before; or the other way round.
-    pub joined: bool,
-}
-
-/// What is needed to tell which servers a stretch of changes brought into rooms.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DeltaScan {
-    /// The stretch's changes in rooms with a living sticky event of ours, ascending. For the rooms that somebody joined also
-    /// the changes *after* the stretch, to the newest there is: what current state was before is known from them.
-    pub deltas: Vec<MemberDelta>,
-    /// Servers that had a joined user in the room at every instant: one who is joined now and in none of `deltas`.
-    pub steady: HashSet<(RoomId, ServerName)>,
-}
-
-impl Store {
-    /// Reads the membership changes after `after` of rooms that hold a sticky event of ours alive at `now`. All of it is
-    /// one look at the database, so that changes and current state fit together. Without such a room, or if no user
-    /// joined up to `up_to`, nothing more is read.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn member_deltas(
+impl Postgres {
+    pub(in crate::core::store) async fn member_deltas(
         &self,
         after: StreamOrdering,
         up_to: StreamOrdering,
@@ -57,7 +29,7 @@ impl Store {
             return Ok(scan);
         }
         read_deltas(&mut transaction, &rooms, after, up_to, &mut scan.deltas).await?;
-        let newcomers = newcomers(&scan.deltas);
+        let newcomers = scan.newcomers();
         if newcomers.is_empty() {
             return Ok(scan);
         }
@@ -71,12 +43,7 @@ impl Store {
         Ok(scan)
     }
 
-    /// Where the very first scan of deltas starts: just below the oldest sticky event of ours that is alive at `now`, as
-    /// no server that joined before it can miss one; `persisted` (the greatest persisted position) if there is none.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn first_delta_cursor(
+    pub(in crate::core::store) async fn first_delta_cursor(
         &self,
         now: Millis,
         persisted: StreamOrdering,
@@ -142,15 +109,6 @@ async fn read_deltas<T: AsRef<str>>(
         low = high;
     }
     Ok(())
-}
-
-/// Rooms that users joined, with those users' servers.
-fn newcomers(deltas: &[MemberDelta]) -> BTreeSet<(RoomId, ServerName)> {
-    deltas
-        .iter()
-        .filter(|delta| delta.joined)
-        .filter_map(|delta| Some((delta.room_id.clone(), ServerName::from(domain_of(&delta.user)?))))
-        .collect()
 }
 
 /// Those of `wanted` with a joined user now that no delta speaks of.

@@ -6,20 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{NewServer, Store, StoreError, pool::CHUNK, pool::retrying};
+use super::{Postgres, pool::CHUNK, pool::retrying};
 use crate::core::{
     clock::Millis,
     id::{EventId, RoomId, ServerName, StickyPosition, StreamOrdering},
+    store::{NewServer, StoreError},
 };
 
-impl Store {
-    /// Records that all our living sticky events of these rooms are to be sent to these servers, and that the deltas of
-    /// current state have been read up to `delta_cursor`, in one transaction. Returns the rows that have something to
-    /// send, sorted.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn record_new_servers(
+impl Postgres {
+    pub(in crate::core::store) async fn record_new_servers(
         &self,
         rows: &[NewServer],
         delta_cursor: StreamOrdering,
@@ -82,12 +77,10 @@ impl Store {
         Ok(recorded)
     }
 
-    /// Records sticky events of ours whose destinations, taken from the state before them, lack a server that is
-    /// joined by now. Rooms that have been purged are left out.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn record_missed(&self, rows: &[(ServerName, RoomId, StickyPosition)]) -> Result<(), StoreError> {
+    pub(in crate::core::store) async fn record_missed(
+        &self,
+        rows: &[(ServerName, RoomId, StickyPosition)],
+    ) -> Result<(), StoreError> {
         let mut lowest: BTreeMap<(&ServerName, &RoomId), StickyPosition> = BTreeMap::new();
         for (server, room, position) in rows {
             let kept = lowest.entry((server, room)).or_insert(*position);
@@ -119,12 +112,7 @@ impl Store {
         Ok(())
     }
 
-    /// Which of these events are sticky events of ours, and where. Expired ones are among them until Synapse removes
-    /// them.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn sticky_positions(
+    pub(in crate::core::store) async fn sticky_positions(
         &self,
         event_ids: &[EventId],
     ) -> Result<HashMap<EventId, StickyPosition>, StoreError> {

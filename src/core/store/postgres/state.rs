@@ -9,12 +9,11 @@
 //! `LATERAL (... OFFSET 0)` keeps PostgreSQL from scanning whole tables: it cannot know how short a chain is, and these
 //! tables hold hundreds of millions of rows.
 
-use super::{Store, StoreError};
-use crate::core::id::{EventId, RoomId, ServerName, StateGroup};
-
-/// A longer chain is damage: Synapse cuts them at 100, apart from those it makes in one batch. The walk below stops one
-/// beyond.
-const MAX_CHAIN: i64 = 10_000;
+use super::Postgres;
+use crate::core::{
+    id::{EventId, RoomId, ServerName, StateGroup},
+    store::{HostChanges, StoreError, chain::Chain},
+};
 
 macro_rules! with_chain {
     ($rest:literal) => {
@@ -96,56 +95,12 @@ const SERVER_HAS_MEMBER: &str = with_chain!(
      FROM sound s"
 );
 
-/// What is known of a chain before what it holds is trusted.
-struct Chain {
-    group: StateGroup,
-    length: i64,
-    stored: i64,
-    leads_up: bool,
-}
-
-impl Chain {
-    fn check(&self) -> Result<(), StoreError> {
-        let damaged = |table: &str, what: &str| StoreError::Damaged {
-            table: table.to_owned(),
-            key: self.group.to_string(),
-            what: what.to_owned(),
-        };
-        if self.length > MAX_CHAIN {
-            return Err(damaged(
-                "state_group_edges",
-                "the chain of changes is longer than 10,000",
-            ));
-        }
-        if self.leads_up {
-            return Err(damaged(
-                "state_group_edges",
-                "the chain of changes leads to a group made later",
-            ));
-        }
-        if self.stored < self.length {
-            return Err(damaged("state_groups", "a group of the chain of changes is missing"));
-        }
-        Ok(())
-    }
-}
-
-/// How the number of joined users of each server in a group differs from a base.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostChanges {
-    /// The group it is compared with: one of those asked about; absent = compared with an empty room.
-    pub base: Option<StateGroup>,
-    /// Servers whose number of joined users differs, and by how much. No server twice, no zeros.
-    pub changes: Vec<(ServerName, i64)>,
-}
-
-impl Store {
-    /// The joined users per server in `group`, as the difference to the nearest of `known` that it descends from (the
-    /// same room's), or in full if it descends from none.
-    ///
-    /// # Errors
-    /// `Damaged` if the group is not stored, or its chain is broken; or if the database does not answer.
-    pub async fn host_changes(&self, group: StateGroup, known: &[StateGroup]) -> Result<HostChanges, StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn host_changes(
+        &self,
+        group: StateGroup,
+        known: &[StateGroup],
+    ) -> Result<HostChanges, StoreError> {
         type Line = (i64, i64, bool, Option<i64>, Option<String>, Option<i64>);
         let known: Vec<i64> = known.iter().map(|group| group.0).collect();
         let rows: Vec<Line> = sqlx::query_as(HOST_CHANGES)
@@ -171,12 +126,7 @@ impl Store {
         Ok(found)
     }
 
-    /// The JSON of the state event under that type and key in the group.
-    ///
-    /// # Errors
-    /// `Damaged` if the group is not stored, its chain is broken, or the event is missing; or if the database does not
-    /// answer.
-    pub async fn state_event(
+    pub(in crate::core::store) async fn state_event(
         &self,
         group: StateGroup,
         kind: &str,
@@ -206,11 +156,7 @@ impl Store {
         }
     }
 
-    /// Whether a user of that server has one of these memberships in the group.
-    ///
-    /// # Errors
-    /// `Damaged` if the group is not stored, or its chain is broken; or if the database does not answer.
-    pub async fn server_has_member(
+    pub(in crate::core::store) async fn server_has_member(
         &self,
         group: StateGroup,
         server: &ServerName,
@@ -232,11 +178,10 @@ impl Store {
         Ok(has)
     }
 
-    /// The membership events among these: id, the user it is about, membership.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn memberships(&self, ids: &[&EventId]) -> Result<Vec<(EventId, String, String)>, StoreError> {
+    pub(in crate::core::store) async fn memberships(
+        &self,
+        ids: &[&EventId],
+    ) -> Result<Vec<(EventId, String, String)>, StoreError> {
         let names: Vec<&str> = ids.iter().map(|id| id.as_str()).collect();
         let rows: Vec<(String, String, String)> =
             sqlx::query_as("SELECT event_id, user_id, membership FROM room_memberships WHERE event_id = ANY($1)")
@@ -249,11 +194,10 @@ impl Store {
             .collect())
     }
 
-    /// The servers with a joined user in the room's current state, ours included, in name order.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn joined_hosts_now(&self, room_id: &RoomId) -> Result<Vec<ServerName>, StoreError> {
+    pub(in crate::core::store) async fn joined_hosts_now(
+        &self,
+        room_id: &RoomId,
+    ) -> Result<Vec<ServerName>, StoreError> {
         let rows: Vec<String> = sqlx::query_scalar(
             "SELECT DISTINCT substr(state_key, strpos(state_key, ':') + 1) AS server FROM current_state_events
              WHERE room_id = $1 AND type = 'm.room.member' AND membership = 'join' AND strpos(state_key, ':') > 0
@@ -265,11 +209,10 @@ impl Store {
         Ok(rows.into_iter().map(ServerName::from).collect())
     }
 
-    /// The servers that a room's incomplete join was told of; empty once the join is complete.
-    ///
-    /// # Errors
-    /// If the database does not answer.
-    pub async fn partial_room_servers(&self, room_id: &RoomId) -> Result<Vec<ServerName>, StoreError> {
+    pub(in crate::core::store) async fn partial_room_servers(
+        &self,
+        room_id: &RoomId,
+    ) -> Result<Vec<ServerName>, StoreError> {
         let rows: Vec<String> = sqlx::query_scalar(
             "SELECT server_name FROM partial_state_rooms_servers WHERE room_id = $1 ORDER BY server_name",
         )

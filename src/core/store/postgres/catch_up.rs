@@ -1,30 +1,24 @@
 //! What a destination that fell behind is owed, and the record of each step it catches up.
 
-use super::{OwedRoom, Store, StoreError, pool::retrying};
-use crate::core::id::{EventId, RoomId, ServerName, StreamOrdering};
+use super::{Postgres, pool::retrying};
+use crate::core::{
+    id::{EventId, RoomId, ServerName, StreamOrdering},
+    store::{OwedRoom, StoreError, sql},
+};
 
-impl Store {
-    /// The rooms in which `destination` is owed something above `after`, in the order of what is owed.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn owed_rooms(
+impl Postgres {
+    pub(in crate::core::store) async fn owed_rooms(
         &self,
         destination: &ServerName,
         after: StreamOrdering,
         limit: i64,
     ) -> Result<Vec<OwedRoom>, StoreError> {
-        let rows: Vec<(String, i64, Option<String>)> = sqlx::query_as(
-            "SELECT r.room_id, r.stream_ordering, e.event_id \
-             FROM destination_rooms r LEFT JOIN events e ON e.stream_ordering = r.stream_ordering \
-             WHERE r.destination = $1 AND r.stream_ordering > $2 \
-             ORDER BY r.stream_ordering LIMIT $3",
-        )
-        .bind(destination.as_str())
-        .bind(after.0)
-        .bind(limit)
-        .fetch_all(&self.pool)
-        .await?;
+        let rows: Vec<(String, i64, Option<String>)> = sqlx::query_as(sql::OWED_ROOMS)
+            .bind(destination.as_str())
+            .bind(after.0)
+            .bind(limit)
+            .fetch_all(&self.pool)
+            .await?;
         let owed = |(room, ordering, event): (String, i64, Option<String>)| OwedRoom {
             room_id: RoomId::from(room),
             stream_ordering: StreamOrdering(ordering),
@@ -33,15 +27,7 @@ impl Store {
         Ok(rows.into_iter().map(owed).collect())
     }
 
-    /// Records that `destination` caught up from `old` to `new`, its `last_successful` from now on.
-    ///
-    /// Catch-up sends only the newest of each room. With `mark_sticky`, our sticky events that it passed over (above
-    /// `old`, up to and including `new`, of rooms that were owed, and not among `sent`) go into the backlog in the
-    /// same transaction. Returns whether there were any.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn finish_catch_up_step(
+    pub(in crate::core::store) async fn finish_catch_up_step(
         &self,
         destination: &ServerName,
         old: StreamOrdering,
@@ -88,15 +74,11 @@ impl Store {
         } else {
             0
         };
-        sqlx::query(
-            "INSERT INTO destinations (destination, last_successful_stream_ordering) VALUES ($1, $2) \
-             ON CONFLICT (destination) DO UPDATE \
-             SET last_successful_stream_ordering = EXCLUDED.last_successful_stream_ordering",
-        )
-        .bind(destination.as_str())
-        .bind(new.0)
-        .execute(&mut *tx)
-        .await?;
+        sqlx::query(sql::SET_LAST_SUCCESSFUL)
+            .bind(destination.as_str())
+            .bind(new.0)
+            .execute(&mut *tx)
+            .await?;
         tx.commit().await?;
         Ok(marked > 0)
     }

@@ -5,8 +5,8 @@ use sqlx::{
     migrate::{Migration, MigrationType, Migrator},
 };
 
-use super::{Store, StoreError};
-use crate::config;
+use super::Postgres;
+use crate::core::store::StoreError;
 
 /// The version of Synapse's schema that we know: 1.163.2's.
 const SCHEMA_VERSION: i32 = 94;
@@ -18,12 +18,8 @@ const OLDEST_SERVER: i32 = 140_000;
 /// else uses: the letters of the name).
 const CREATION_LOCK: i64 = 0x0062_7572_646f_636b;
 
-impl Store {
-    /// Checks server, locale and Synapse's schema, by Synapse's own rules for the start of a worker.
-    ///
-    /// # Errors
-    /// [`StoreError::Incompatible`] says what is wrong and what to do.
-    pub async fn check(&self, db: &config::Database) -> Result<(), StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn check(&self) -> Result<(), StoreError> {
         // to_regclass looks along the search path, so a Synapse that lives in a schema of its own is found as well.
         let row = sqlx::query(
             "SELECT current_setting('server_version_num')::int4 AS server, \
@@ -53,7 +49,7 @@ impl Store {
                 "the database's encoding is {encoding}, not UTF8: recreate it as Synapse's PostgreSQL page describes"
             ));
         }
-        if !db.allow_unsafe_locale && (collation != "C" || ctype != "C") {
+        if !self.allow_unsafe_locale && (collation != "C" || ctype != "C") {
             return incompatible(format!(
                 "the database's collation is `{collation}` and its ctype `{ctype}`, not `C`: recreate it as Synapse's \
                  PostgreSQL page describes, or set `allow_unsafe_locale: true` under `database:`"
@@ -96,11 +92,7 @@ impl Store {
         }
     }
 
-    /// Checks the versions of Synapse's schema alone. Ask again whenever Synapse may have been upgraded under us.
-    ///
-    /// # Errors
-    /// [`StoreError::Incompatible`] says what is wrong and what to do.
-    pub async fn check_versions(&self) -> Result<(), StoreError> {
+    pub(in crate::core::store) async fn check_versions(&self) -> Result<(), StoreError> {
         let (version, compat): (Option<i32>, Option<i32>) = sqlx::query_as(
             "SELECT (SELECT max(version) FROM schema_version), (SELECT max(compat_version) FROM schema_compat_version)",
         )
@@ -122,12 +114,7 @@ impl Store {
         }
     }
 
-    /// Makes or updates our schema `burdock`. Nothing of ours is put into Synapse's.
-    ///
-    /// # Errors
-    /// [`StoreError::Incompatible`] if we lack the right (its text holds the SQL to run as an administrator) or if the
-    /// schema was made by a newer Burdock.
-    pub async fn migrate(&self) -> Result<(), StoreError> {
+    pub(in crate::core::store) async fn migrate(&self) -> Result<(), StoreError> {
         // Detached and closed afterwards: neither its search path nor an advisory lock of the migrator's must find
         // its way back into the pool.
         let mut connection = self.pool.acquire().await?.detach();
@@ -199,7 +186,7 @@ async fn migrate_on(connection: &mut PgConnection) -> Result<(), StoreError> {
         1,
         "instances".into(),
         MigrationType::Simple,
-        include_str!("../../../migrations/postgres/0001_instances.sql").into_sql_str(),
+        include_str!("../../../../migrations/postgres/0001_instances.sql").into_sql_str(),
         false,
     )]);
     migrator.run_direct(None, connection, false).await.map_err(|e| match e {

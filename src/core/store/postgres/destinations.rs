@@ -4,18 +4,15 @@ use std::collections::HashMap;
 
 use sqlx::{Row, postgres::PgRow};
 
-use super::{CacheRow, DestinationRecord, RetryTimings, Store, StoreError, pool::retrying};
+use super::{Postgres, pool::retrying};
 use crate::core::{
     clock::Millis,
     id::{ServerName, StreamOrdering, Token},
+    store::{CacheRow, DestinationRecord, RetryTimings, StoreError, sql},
 };
 
-impl Store {
-    /// What is known of each of `names`; the default record of those without a row.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn destinations(
+impl Postgres {
+    pub(in crate::core::store) async fn destinations(
         &self,
         names: &[ServerName],
     ) -> Result<HashMap<ServerName, DestinationRecord>, StoreError> {
@@ -41,26 +38,18 @@ impl Store {
             .collect()
     }
 
-    /// The destinations whose `last_successful` is above `position`.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn successful_beyond(&self, position: StreamOrdering) -> Result<Vec<ServerName>, StoreError> {
-        let names: Vec<String> =
-            sqlx::query_scalar("SELECT destination FROM destinations WHERE last_successful_stream_ordering > $1")
-                .bind(position.0)
-                .fetch_all(&self.pool)
-                .await?;
+    pub(in crate::core::store) async fn successful_beyond(
+        &self,
+        position: StreamOrdering,
+    ) -> Result<Vec<ServerName>, StoreError> {
+        let names: Vec<String> = sqlx::query_scalar(sql::SUCCESSFUL_BEYOND)
+            .bind(position.0)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(names.into_iter().map(ServerName::from).collect())
     }
 
-    /// Stores a destination's back-off, unless what is stored has been set further by another process meanwhile
-    /// (Synapse's rule, which its processes follow too). The row that tells the other processes' caches commits with
-    /// it and is returned, to be published. The default timings reset the back-off and are always stored.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn set_retry(
+    pub(in crate::core::store) async fn set_retry(
         &self,
         destination: &ServerName,
         timings: RetryTimings,
@@ -104,43 +93,20 @@ impl Store {
         }))
     }
 
-    /// Up to `limit` destinations that are owed PDUs, or (if `sticky`) have sticky backlog, and are not in back-off, in
-    /// the order of their names, from the one that follows `after`. Those of other instances are among them.
-    ///
-    /// # Errors
-    /// Those of the database.
-    pub async fn due_destinations(
+    pub(in crate::core::store) async fn due_destinations(
         &self,
         after: Option<&ServerName>,
         now: Millis,
         limit: i64,
         sticky: bool,
     ) -> Result<Vec<ServerName>, StoreError> {
-        // Two branches and not one OR, because a destination can have backlog before it has a row of its own. Each
-        // walks its primary key from `after` and stops at the limit. A last attempt without an interval is no
-        // back-off (Synapse's own query passes over such rows for ever).
-        let names: Vec<String> = sqlx::query_scalar(
-            "(SELECT d.destination FROM destinations d \
-              WHERE d.destination > $1 \
-                AND (coalesce(d.retry_last_ts, 0) = 0 OR d.retry_last_ts + coalesce(d.retry_interval, 0) <= $2) \
-                AND EXISTS (SELECT FROM destination_rooms r \
-                            WHERE r.destination = d.destination \
-                              AND r.stream_ordering > coalesce(d.last_successful_stream_ordering, 0)) \
-              ORDER BY 1 LIMIT $3) \
-             UNION \
-             (SELECT DISTINCT b.destination FROM destination_rooms_sticky_events_backlog b \
-              LEFT JOIN destinations d ON d.destination = b.destination \
-              WHERE $4 AND b.destination > $1 \
-                AND (coalesce(d.retry_last_ts, 0) = 0 OR d.retry_last_ts + coalesce(d.retry_interval, 0) <= $2) \
-              ORDER BY 1 LIMIT $3) \
-             ORDER BY 1 LIMIT $3",
-        )
-        .bind(after.map_or("", ServerName::as_str))
-        .bind(now.0)
-        .bind(limit)
-        .bind(sticky)
-        .fetch_all(&self.pool)
-        .await?;
+        let names: Vec<String> = sqlx::query_scalar(sql::DUE_DESTINATIONS)
+            .bind(after.map_or("", ServerName::as_str))
+            .bind(now.0)
+            .bind(limit)
+            .bind(sticky)
+            .fetch_all(&self.pool)
+            .await?;
         Ok(names.into_iter().map(ServerName::from).collect())
     }
 }

@@ -1,11 +1,12 @@
 //! One process an instance name: an advisory lock that lasts as long as its connection.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use sha2::{Digest, Sha256};
 use sqlx::{ConnectOptions, Connection, PgConnection, postgres::PgConnectOptions};
 
-use super::{Store, StoreError};
+use super::Postgres;
+use crate::core::store::StoreError;
 
 /// How long a start waits for the lock: a process that was just killed leaves it within moments.
 const WAIT: Duration = Duration::from_secs(2);
@@ -20,7 +21,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 
 /// The lock that says: this process is the instance. Dropping it releases the lock.
-pub struct InstanceLock {
+pub struct AdvisoryLock {
     connection: PgConnection,
     options: PgConnectOptions,
     key: i64,
@@ -35,6 +36,12 @@ struct Backend {
     started: String,
 }
 
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgreSQL backend {}", self.pid)
+    }
+}
+
 /// What came of an attempt to take the lock.
 enum Attempt {
     /// It is ours, on this connection.
@@ -43,31 +50,26 @@ enum Attempt {
     HeldBy(Backend),
 }
 
-impl Store {
-    /// Takes the lock of our instance name, on a connection of its own.
-    ///
-    /// # Errors
-    /// [`StoreError::AlreadyRunning`] if another process has it.
-    pub async fn lock_instance(&self) -> Result<InstanceLock, StoreError> {
+impl Postgres {
+    pub(in crate::core::store) async fn lock_instance(&self) -> Result<AdvisoryLock, StoreError> {
         // To wait for the lock is what this connection is for.
         let options = PgConnectOptions::clone(&self.pool.connect_options()).disable_statement_logging();
         let key = key(self.server_name.as_str(), self.me.as_str());
         match take(&options, key).await? {
-            Attempt::Taken(connection, backend) => Ok(InstanceLock {
+            Attempt::Taken(connection, backend) => Ok(AdvisoryLock {
                 connection,
                 options,
                 key,
                 backend,
             }),
-            Attempt::HeldBy(backend) => Err(StoreError::AlreadyRunning(backend.pid)),
+            Attempt::HeldBy(backend) => Err(StoreError::AlreadyRunning(backend.to_string())),
         }
     }
 }
 
-impl InstanceLock {
-    /// Watches over the lock, taking it again whenever its connection broke, until another process has it. Returns
-    /// then, with [`StoreError::AlreadyRunning`]; the caller must stop at once.
-    pub async fn watch(mut self) -> StoreError {
+impl AdvisoryLock {
+    /// Takes the lock again whenever its connection broke.
+    pub(in crate::core::store) async fn watch(mut self) -> StoreError {
         loop {
             tokio::time::sleep(PING_EVERY).await;
             if let Ok(Ok(())) = tokio::time::timeout(PING_TIMEOUT, self.connection.ping()).await {
@@ -91,7 +93,7 @@ impl InstanceLock {
                 }
                 // Our own old backend has not noticed yet that its client is gone: nobody else took over.
                 Ok(Ok(Attempt::HeldBy(holder))) if holder == self.backend => {}
-                Ok(Ok(Attempt::HeldBy(holder))) => return Some(StoreError::AlreadyRunning(holder.pid)),
+                Ok(Ok(Attempt::HeldBy(holder))) => return Some(StoreError::AlreadyRunning(holder.to_string())),
                 Ok(Err(error)) => tracing::debug!(%error, "no database yet for the instance lock"),
                 Err(_) => tracing::debug!("no database yet for the instance lock: timed out"),
             }

@@ -4,14 +4,16 @@ use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use sqlx::{
-    Connection, PgConnection, PgPool, Postgres, Transaction,
+    Connection, PgConnection, PgPool, Transaction,
     postgres::{PgConnectOptions, PgPoolOptions, PgSslMode},
 };
 
-use super::StoreError;
 use crate::{
     config,
-    core::id::{InstanceName, ServerName},
+    core::{
+        id::{InstanceName, ServerName},
+        store::StoreError,
+    },
 };
 
 /// How often a transaction that met a conflict is tried, as Synapse does.
@@ -28,21 +30,23 @@ const IDLE_IN_TRANSACTION: Duration = Duration::from_mins(1);
 
 /// The database of one homeserver, as one sender instance sees it. A clone shares the connections.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct Postgres {
     pub(in crate::core::store) pool: PgPool,
     pub(in crate::core::store) me: InstanceName,
     pub(in crate::core::store) server_name: ServerName,
+    /// `allow_unsafe_locale`.
+    pub(in crate::core::store) allow_unsafe_locale: bool,
     /// The list of senders that we started under, a name a line; set by `adopt_positions`.
     pub(in crate::core::store) senders: Arc<Mutex<Option<String>>>,
 }
 
-impl Store {
-    /// Opens the database. One connection less than configured is used for statements: [`Store::lock_instance`] takes
+impl Postgres {
+    /// Opens the database. One connection less than configured is used for statements: `lock_instance` takes
     /// the other.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] if it cannot be reached, [`StoreError::Incompatible`] for an unknown `sslmode`.
-    pub async fn connect(db: &config::Database, me: InstanceName, server_name: ServerName) -> Result<Self, StoreError> {
+    pub async fn connect(db: &config::Postgres, me: InstanceName, server_name: ServerName) -> Result<Self, StoreError> {
         let options = options(db)?;
         // Tried first without the pool, which would wait for a server that is not there and then not say so.
         PgConnection::connect_with(&options).await?.close().await?;
@@ -56,18 +60,20 @@ impl Store {
             pool,
             me,
             server_name,
+            allow_unsafe_locale: db.allow_unsafe_locale,
             senders: Arc::default(),
         })
     }
 
-    /// Closes all connections, after the statements that run have ended.
-    pub async fn close(&self) {
+    pub(in crate::core::store) async fn close(&self) {
         self.pool.close().await;
     }
 
     /// A transaction whose statements all see the database as it was at the first of them; a row that another
     /// transaction changed since then cannot be written and ends it with [`StoreError::Conflict`].
-    pub(in crate::core::store) async fn begin_snapshot(&self) -> Result<Transaction<'static, Postgres>, StoreError> {
+    pub(in crate::core::store) async fn begin_snapshot(
+        &self,
+    ) -> Result<Transaction<'static, sqlx::Postgres>, StoreError> {
         Ok(self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ").await?)
     }
 }
@@ -90,7 +96,7 @@ where
 
 /// The connection's parameters. What the configuration leaves out comes from libpq's environment variables, as it does
 /// for Synapse.
-fn options(db: &config::Database) -> Result<PgConnectOptions, StoreError> {
+fn options(db: &config::Postgres) -> Result<PgConnectOptions, StoreError> {
     let mut options = PgConnectOptions::new().application_name("burdock").database(&db.name);
     if let Some(host) = &db.host {
         // libpq's rule: a path is the directory of a Unix socket.
@@ -148,10 +154,10 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
-    use crate::config::{Database, Secret};
+    use crate::config::{self, Secret};
 
-    fn database() -> Database {
-        Database {
+    fn database() -> config::Postgres {
+        config::Postgres {
             host: Some("db.example".into()),
             port: Some(5433),
             user: Some("synapse".into()),
@@ -179,7 +185,7 @@ mod tests {
 
     #[test]
     fn a_path_as_host_is_a_unix_socket() {
-        let options = options(&Database {
+        let options = options(&config::Postgres {
             host: Some("/run/postgresql".into()),
             ..database()
         })
@@ -189,7 +195,7 @@ mod tests {
 
     #[test]
     fn an_unknown_ssl_mode_is_named() {
-        let error = options(&Database {
+        let error = options(&config::Postgres {
             ssl_mode: Some("maybe".into()),
             ..database()
         })
