@@ -21,7 +21,7 @@ use burdock::core::{
     store::StoreError,
 };
 use proptest::{prelude::*, test_runner::TestRunner};
-use state_fixture::{Event, Fixture, with_database};
+use state_fixture::{Event, Fixture, with_databases};
 
 const USERS: [&str; 7] = [
     "@a:one",
@@ -117,50 +117,53 @@ fn model(state: &State) -> Vec<(String, u32)> {
 fn hosts_are_those_of_a_plain_model_whatever_the_history_and_the_order_of_asking() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let handle = runtime.handle().clone();
-    runtime.block_on(with_database(|fixture| async move {
-        let next = AtomicI64::new(1);
-        tokio::task::block_in_place(|| {
-            let mut runner = TestRunner::new(ProptestConfig {
-                cases: 60,
-                failure_persistence: None,
-                ..Default::default()
-            });
-            runner
-                .run(&history(), |(history, asked)| {
-                    handle.block_on(async {
-                        let (room, groups) = store_history(&fixture, &history, &next).await;
-                        let cache = JoinedHosts::default();
-                        for index in asked {
-                            let (group, state) = &groups[index.index(groups.len())];
-                            let hosts = cache.of(&fixture.store, &room.as_str().into(), *group).await.unwrap();
-                            let found: Vec<(String, u32)> = hosts
-                                .iter()
-                                .map(|server| (server.to_string(), hosts.users(server.as_str())))
-                                .collect();
-                            prop_assert_eq!(found, model(state));
-                            for server in ["one", "two", "three:8448"] {
-                                let here = |(user, (_, membership)): (&&str, &(String, &str))| {
-                                    domain_of(user) == Some(server) && ["join", "invite"].contains(membership)
-                                };
-                                let name = server.into();
-                                let has = fixture
-                                    .store
-                                    .server_has_member(*group, &name, &["join", "invite"])
-                                    .await;
-                                prop_assert_eq!(has.unwrap(), state.iter().any(here));
+    runtime.block_on(with_databases(|fixture| {
+        let handle = handle.clone();
+        async move {
+            let next = AtomicI64::new(1);
+            tokio::task::block_in_place(|| {
+                let mut runner = TestRunner::new(ProptestConfig {
+                    cases: 60,
+                    failure_persistence: None,
+                    ..Default::default()
+                });
+                runner
+                    .run(&history(), |(history, asked)| {
+                        handle.block_on(async {
+                            let (room, groups) = store_history(&fixture, &history, &next).await;
+                            let cache = JoinedHosts::default();
+                            for index in asked {
+                                let (group, state) = &groups[index.index(groups.len())];
+                                let hosts = cache.of(&fixture.store, &room.as_str().into(), *group).await.unwrap();
+                                let found: Vec<(String, u32)> = hosts
+                                    .iter()
+                                    .map(|server| (server.to_string(), hosts.users(server.as_str())))
+                                    .collect();
+                                prop_assert_eq!(found, model(state));
+                                for server in ["one", "two", "three:8448"] {
+                                    let here = |(user, (_, membership)): (&&str, &(String, &str))| {
+                                        domain_of(user) == Some(server) && ["join", "invite"].contains(membership)
+                                    };
+                                    let name = server.into();
+                                    let has = fixture
+                                        .store
+                                        .server_has_member(*group, &name, &["join", "invite"])
+                                        .await;
+                                    prop_assert_eq!(has.unwrap(), state.iter().any(here));
+                                }
                             }
-                        }
-                        Ok(())
+                            Ok(())
+                        })
                     })
-                })
-                .unwrap();
-        });
+                    .unwrap();
+            });
+        }
     }));
 }
 
 #[tokio::test]
 async fn a_group_costs_what_changed_and_is_computed_once() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         let room = fixture.room("!room").await;
         for (id, user, membership) in [
             ("$a", "@a:one", "join"),
@@ -205,7 +208,7 @@ async fn a_group_costs_what_changed_and_is_computed_once() {
 
 #[tokio::test]
 async fn a_damaged_chain_is_an_error_and_no_endless_walk() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         let damaged = async |group: i64| match fixture.store.host_changes(StateGroup(group), &[]).await {
             Err(StoreError::Damaged { what, .. }) => what,
             other => panic!("group {group}: {other:?}"),
@@ -222,8 +225,10 @@ async fn a_damaged_chain_is_an_error_and_no_endless_walk() {
 
         fixture
             .run(
-                "INSERT INTO state_groups SELECT 100 + i, '!room', '$e' FROM generate_series(0, 10000) i;
-                 INSERT INTO state_group_edges SELECT 101 + i, 100 + i FROM generate_series(0, 9999) i",
+                "WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 10000)
+                 INSERT INTO state_groups SELECT 100 + i, '!room', '$e' FROM n;
+                 WITH RECURSIVE n (i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 9999)
+                 INSERT INTO state_group_edges SELECT 101 + i, 100 + i FROM n",
             )
             .await;
         assert!(damaged(10_100).await.contains("longer"));
@@ -234,7 +239,7 @@ async fn a_damaged_chain_is_an_error_and_no_endless_walk() {
 
 #[tokio::test]
 async fn one_state_event_is_the_nearest_under_its_key() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         fixture.room("!room").await;
         let visibility = "m.room.history_visibility";
         let event = |id, ordering, content| Event::new(id, ordering).kind(visibility).content(content);

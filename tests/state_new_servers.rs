@@ -16,7 +16,7 @@ use burdock::core::{
 };
 use database::US;
 use proptest::{prelude::*, test_runner::TestRunner};
-use state_fixture::{Fixture, with_database};
+use state_fixture::{Fixture, with_databases};
 
 const NOW: Millis = Millis(1_000_000);
 const ANN: &str = "@ann:us.example";
@@ -34,7 +34,7 @@ async fn found(fixture: &Fixture, after: i64, up_to: i64) -> Vec<String> {
 
 #[tokio::test]
 async fn only_rooms_where_something_of_ours_is_alive_are_looked_at() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         for (room, sender, expires_at) in [
             ("!alive", ANN, NOW.0 + 1),
             ("!dead", ANN, NOW.0),
@@ -91,70 +91,73 @@ fn each_stretch_finds_what_a_plain_model_finds() {
 
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let handle = runtime.handle().clone();
-    runtime.block_on(with_database(|fixture| async move {
-        tokio::task::block_in_place(|| {
-            let config = ProptestConfig {
-                cases: 60,
-                failure_persistence: None,
-                ..Default::default()
-            };
-            let run = TestRunner::new(config).run(&history, |(changes, cuts)| {
-                handle.block_on(async {
-                    fixture
-                        .run(
-                            "TRUNCATE current_state_delta_stream, current_state_events, sticky_events,
-                                      room_memberships CASCADE",
-                        )
-                        .await;
-                    fixture.sticky(1, "!room", ANN, NOW.0 + 1).await;
-                    let mut joined: BTreeMap<&str, bool> = BTreeMap::new();
-                    let mut batches: BTreeMap<i64, BTreeMap<&str, Option<&str>>> = BTreeMap::new();
-                    let mut position = 1;
-                    for (user, membership, step) in changes {
-                        position += step;
-                        batches
-                            .entry(position)
-                            .or_default()
-                            .entry(users[user])
-                            .or_insert(membership);
-                    }
-                    let mut expected = BTreeMap::new();
-                    for (position, batch) in batches {
-                        let there = |server: &str, joined: &BTreeMap<&str, bool>| {
-                            joined
-                                .iter()
-                                .any(|(user, joined)| *joined && domain_of(user) == Some(server))
-                        };
-                        let mut brought = BTreeSet::new();
-                        for (user, membership) in &batch {
-                            let server = domain_of(user).unwrap();
-                            if *membership == Some("join") && !there(server, &joined) {
-                                brought.insert(server);
+    runtime.block_on(with_databases(|fixture| {
+        let (handle, history) = (handle.clone(), &history);
+        async move {
+            tokio::task::block_in_place(|| {
+                let config = ProptestConfig {
+                    cases: 60,
+                    failure_persistence: None,
+                    ..Default::default()
+                };
+                let run = TestRunner::new(config).run(history, |(changes, cuts)| {
+                    handle.block_on(async {
+                        fixture
+                            .run(
+                                "DELETE FROM current_state_delta_stream; DELETE FROM current_state_events;
+                             DELETE FROM sticky_events; DELETE FROM room_memberships",
+                            )
+                            .await;
+                        fixture.sticky(1, "!room", ANN, NOW.0 + 1).await;
+                        let mut joined: BTreeMap<&str, bool> = BTreeMap::new();
+                        let mut batches: BTreeMap<i64, BTreeMap<&str, Option<&str>>> = BTreeMap::new();
+                        let mut position = 1;
+                        for (user, membership, step) in changes {
+                            position += step;
+                            batches
+                                .entry(position)
+                                .or_default()
+                                .entry(users[user])
+                                .or_insert(membership);
+                        }
+                        let mut expected = BTreeMap::new();
+                        for (position, batch) in batches {
+                            let there = |server: &str, joined: &BTreeMap<&str, bool>| {
+                                joined
+                                    .iter()
+                                    .any(|(user, joined)| *joined && domain_of(user) == Some(server))
+                            };
+                            let mut brought = BTreeSet::new();
+                            for (user, membership) in &batch {
+                                let server = domain_of(user).unwrap();
+                                if *membership == Some("join") && !there(server, &joined) {
+                                    brought.insert(server);
+                                }
+                            }
+                            if !brought.contains(US) {
+                                expected.insert(position, brought);
+                            }
+                            for (user, membership) in batch {
+                                fixture.change(position, "!room", user, membership).await;
+                                joined.insert(user, membership == Some("join"));
                             }
                         }
-                        if !brought.contains(US) {
-                            expected.insert(position, brought);
+                        let mut cuts: Vec<i64> = cuts.into_iter().chain([0, 60]).collect();
+                        cuts.sort_unstable();
+                        for stretch in cuts.windows(2) {
+                            let model: BTreeSet<String> = expected
+                                .iter()
+                                .filter(|(position, _)| stretch[0] < **position && **position <= stretch[1])
+                                .flat_map(|(_, servers)| servers.iter().map(|server| format!("!room {server}")))
+                                .collect();
+                            let found = found(&fixture, stretch[0], stretch[1]).await;
+                            prop_assert_eq!(found, model.into_iter().collect::<Vec<_>>(), "{:?}", stretch);
                         }
-                        for (user, membership) in batch {
-                            fixture.change(position, "!room", user, membership).await;
-                            joined.insert(user, membership == Some("join"));
-                        }
-                    }
-                    let mut cuts: Vec<i64> = cuts.into_iter().chain([0, 60]).collect();
-                    cuts.sort_unstable();
-                    for stretch in cuts.windows(2) {
-                        let model: BTreeSet<String> = expected
-                            .iter()
-                            .filter(|(position, _)| stretch[0] < **position && **position <= stretch[1])
-                            .flat_map(|(_, servers)| servers.iter().map(|server| format!("!room {server}")))
-                            .collect();
-                        let found = found(&fixture, stretch[0], stretch[1]).await;
-                        prop_assert_eq!(found, model.into_iter().collect::<Vec<_>>(), "{:?}", stretch);
-                    }
-                    Ok(())
-                })
+                        Ok(())
+                    })
+                });
+                run.unwrap();
             });
-            run.unwrap();
-        });
+        }
     }));
 }

@@ -17,7 +17,7 @@ use burdock::core::{
     store::StoredEvent,
 };
 use database::US;
-use state_fixture::{Event, Fixture, with_database};
+use state_fixture::{Event, Fixture, with_databases, with_synapses_database};
 
 const MEMBER: &str = "m.room.member";
 const PLAIN: EventFacts<'_> = EventFacts {
@@ -82,7 +82,7 @@ async fn to(fixture: &Fixture, cache: &JoinedHosts, event: &StoredEvent, facts: 
 
 #[tokio::test]
 async fn an_event_goes_to_the_servers_that_were_there_before_it() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let to = async |event: &StoredEvent, facts: EventFacts<'_>| to(&fixture, &cache, event, facts).await;
@@ -145,7 +145,7 @@ async fn an_event_goes_to_the_servers_that_were_there_before_it() {
 
 #[tokio::test]
 async fn an_invite_is_for_those_inside_and_taking_it_back_also_for_the_invited() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let to = async |event: &StoredEvent, facts: EventFacts<'_>| to(&fixture, &cache, event, facts).await;
@@ -196,7 +196,7 @@ async fn an_invite_is_for_those_inside_and_taking_it_back_also_for_the_invited()
 
 #[tokio::test]
 async fn a_warm_cache_needs_no_statement_for_a_message_nor_for_our_own_members() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let plain = stored(&fixture, Event::new("$1", 1).group(1)).await;
@@ -224,7 +224,7 @@ async fn a_warm_cache_needs_no_statement_for_a_message_nor_for_our_own_members()
 
 #[tokio::test]
 async fn a_room_being_joined_goes_by_the_list_it_was_given() {
-    with_database(|fixture| async move {
+    with_synapses_database(|fixture| async move {
         room(&fixture).await;
         let cache = JoinedHosts::default();
         let event = Event::new("$1", 1).group(2);
@@ -258,7 +258,7 @@ async fn a_room_being_joined_goes_by_the_list_it_was_given() {
 
 #[tokio::test]
 async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         room(&fixture).await;
         let kind = "m.room.history_visibility";
         for (id, ordering, content) in [
@@ -304,7 +304,7 @@ async fn what_a_server_may_see_is_up_to_the_rooms_history_visibility() {
 
 #[tokio::test]
 async fn the_flags_of_an_event_say_whether_it_is_ours_to_send() {
-    with_database(|fixture| async move {
+    with_databases(|fixture| async move {
         fixture.room("!room").await;
         let own = stored(&fixture, Event::new("$1", 1)).await;
         let ours = US.into();

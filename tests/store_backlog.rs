@@ -1,5 +1,6 @@
 //! The sticky backlog: how rows are recorded, what is read from them, and how they move under concurrent changes.
 
+#[macro_use]
 #[path = "support/database.rs"]
 mod database;
 
@@ -36,9 +37,8 @@ async fn room_with_sticky_events(db: &TestDatabase) {
     db.sticky(&Event::new("$5", "!a", ANN, 15), 5, ALIVE).await;
 }
 
-#[tokio::test]
-async fn a_new_server_is_owed_all_that_is_alive() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_new_server_is_owed_all_that_is_alive(db: TestDatabase) {
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
     db.room("!nothing of ours").await;
@@ -73,10 +73,10 @@ async fn a_new_server_is_owed_all_that_is_alive() {
         ["(fed1,,30)"]
     );
 }
+}
 
-#[tokio::test]
-async fn an_event_that_raced_with_a_join_is_recorded() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn an_event_that_raced_with_a_join_is_recorded(db: TestDatabase) {
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
     let rows = [
@@ -101,10 +101,10 @@ async fn an_event_that_raced_with_a_join_is_recorded() {
         [("$2".into(), StickyPosition(2)), ("$3".into(), StickyPosition(3))].into()
     );
 }
+}
 
-#[tokio::test]
-async fn the_backlog_lists_what_is_alive_and_forgets_the_rest() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn the_backlog_lists_what_is_alive_and_forgets_the_rest(db: TestDatabase) {
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
     for room in ["!drained", "!foreign"] {
@@ -143,6 +143,7 @@ async fn the_backlog_lists_what_is_alive_and_forgets_the_rest() {
 
     assert_eq!(store.backlog(&d, Millis(ALIVE)).await, Ok(vec![]));
     assert_eq!(db.backlog().await, ["other !drained 9"]);
+}
 }
 
 /// Sticky events of ours: the id, its internal metadata, the SQL that befalls it, and whether it may still be sent.
@@ -234,9 +235,8 @@ const CASES: [(&str, &str, &str, bool); 16] = [
     ),
 ];
 
-#[tokio::test]
-async fn what_may_not_be_sent_is_marked() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn what_may_not_be_sent_is_marked(db: TestDatabase) {
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
     db.room("!b").await;
@@ -257,6 +257,10 @@ async fn what_may_not_be_sent_is_marked() {
     db.event(&Event::new("$r other room", "!b", ANN, 4)).await;
     db.event(&Event::new("$r rejected", "!a", ANN, 5)).await;
     for (id, metadata, sql, sendable) in CASES {
+        // An embedded homeserver has no bans that redact.
+        if sql.contains("room_ban_redactions") && db.pick(false, true) {
+            continue;
+        }
         db.sticky(
             &Event {
                 metadata,
@@ -290,6 +294,7 @@ async fn what_may_not_be_sent_is_marked() {
     assert_eq!(page.items, expected[1..3]);
     assert!(page.joined);
 }
+}
 
 #[tokio::test]
 async fn a_server_is_in_a_room_by_its_members_or_by_the_partial_list() {
@@ -320,9 +325,8 @@ async fn a_server_is_in_a_room_by_its_members_or_by_the_partial_list() {
     }
 }
 
-#[tokio::test]
-async fn a_row_moves_only_from_where_it_was_read() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_row_moves_only_from_where_it_was_read(db: TestDatabase) {
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
     let (d, room) = (ServerName::from("d"), RoomId::from("!a"));
@@ -335,14 +339,18 @@ async fn a_row_moves_only_from_where_it_was_read() {
     store.record_missed(&[missed("d", "!a", 5)]).await.unwrap();
     assert_eq!(advance(6, 9).await, Ok(false));
     assert_eq!(db.backlog().await, ["d !a 5"]);
-    assert_eq!(advance(5, i64::from(i32::MAX) + 1).await, Ok(true));
-    assert_eq!(db.backlog().await, [format!("d !a {}", i32::MAX)]);
+    // Synapse's column has 32 bits.
+    let beyond = i64::from(i32::MAX) + 1;
+    let stored = db.pick(i64::from(i32::MAX), beyond);
+    assert_eq!(advance(5, beyond).await, Ok(true));
+    assert_eq!(db.backlog().await, [format!("d !a {stored}")]);
     // The room is purged.
     db.run("DELETE FROM rooms").await;
     assert_eq!(
-        (advance(i64::from(i32::MAX), 1).await, db.backlog().await),
+        (advance(stored, 1).await, db.backlog().await),
         (Ok(false), vec![])
     );
+}
 }
 
 #[tokio::test]
@@ -352,7 +360,7 @@ async fn a_lower_position_recorded_during_the_move_wins() {
     room_with_sticky_events(&db).await;
     let (d, room) = (ServerName::from("d"), RoomId::from("!a"));
     store.record_missed(&[missed("d", "!a", 5)]).await.unwrap();
-    let mut other = db.pool.begin().await.unwrap();
+    let mut other = db.pool().begin().await.unwrap();
     sqlx::query("UPDATE destination_rooms_sticky_events_backlog SET sticky_events_stream_position = 3")
         .execute(&mut *other)
         .await
@@ -368,9 +376,8 @@ async fn a_lower_position_recorded_during_the_move_wins() {
     assert_eq!((moved, db.backlog().await), (Ok(false), vec!["d !a 3".to_owned()]));
 }
 
-#[tokio::test]
-async fn a_row_is_dropped_only_while_its_server_is_gone() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_row_is_dropped_only_while_its_server_is_gone(db: TestDatabase) {
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
     let (d, room) = (ServerName::from("d"), RoomId::from("!a"));
@@ -382,6 +389,7 @@ async fn a_row_is_dropped_only_while_its_server_is_gone() {
     assert_eq!(store.drop_backlog(&d, &room, StickyPosition(3)).await, Ok(true));
     assert_eq!(db.backlog().await, Vec::<String>::new());
 }
+}
 
 #[tokio::test]
 async fn a_row_written_again_during_its_deletion_stays() {
@@ -391,7 +399,7 @@ async fn a_row_written_again_during_its_deletion_stays() {
     let d = ServerName::from("d");
     store.record_missed(&[missed("d", "!a", 6)]).await.unwrap();
     // A sticky event and the row for it commit while the row is being deleted as drained. Its position is unchanged.
-    let mut other = db.pool.begin().await.unwrap();
+    let mut other = db.pool().begin().await.unwrap();
     sqlx::raw_sql(
         "INSERT INTO sticky_events VALUES (7, 'master', '$7', '!a', 17, '@ann:us.example', 999999);
          UPDATE destination_rooms_sticky_events_backlog SET sticky_events_stream_position = 6",
@@ -413,7 +421,7 @@ async fn a_room_purged_while_it_is_recorded_is_left_out() {
     let Some(db) = TestDatabase::new().await else { return };
     let store = db.store("fed1").await;
     room_with_sticky_events(&db).await;
-    let mut purge = db.pool.begin().await.unwrap();
+    let mut purge = db.pool().begin().await.unwrap();
     sqlx::query("DELETE FROM rooms").execute(&mut *purge).await.unwrap();
     let commit = async {
         db.until_waiting().await;

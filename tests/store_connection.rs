@@ -1,21 +1,30 @@
 //! The store's connection, its checks of the database, our own schema, and the lock of an instance.
 
+#[macro_use]
 #[path = "support/database.rs"]
 mod database;
 
 use std::time::Duration;
 
-use burdock::core::{
-    id::{InstanceName, ServerName},
-    store::{Store, StoreError},
+use burdock::{
+    config::{Database, Postgres},
+    core::{
+        id::{InstanceName, ServerName},
+        store::{Store, StoreError},
+    },
 };
 use database::{TestDatabase, US};
+
+async fn connect(config: &Postgres) -> Result<Store, StoreError> {
+    let config = Database::Postgres(Box::new(config.clone()));
+    Store::connect(&config, InstanceName::from("fed1"), ServerName::from(US)).await
+}
 
 /// What `check` refuses a database with, after `sql` was run in it.
 async fn refusal(sql: &str) -> Option<String> {
     let db = TestDatabase::new().await?;
     db.run(sql).await;
-    match db.connect("fed1").await.check(&db.config()).await {
+    match db.connect("fed1").await.check().await {
         Err(StoreError::Incompatible(message)) => Some(message),
         other => panic!("expected a refusal after {sql}: {other:?}"),
     }
@@ -24,11 +33,11 @@ async fn refusal(sql: &str) -> Option<String> {
 #[tokio::test]
 async fn synapses_database_is_accepted() {
     let Some(db) = TestDatabase::new().await else { return };
-    assert_eq!(db.connect("fed1").await.check(&db.config()).await, Ok(()));
+    assert_eq!(db.connect("fed1").await.check().await, Ok(()));
     // A newer schema that still admits programs of our version.
     db.run("UPDATE schema_version SET version = 96; UPDATE schema_compat_version SET compat_version = 94")
         .await;
-    assert_eq!(db.connect("fed1").await.check(&db.config()).await, Ok(()));
+    assert_eq!(db.connect("fed1").await.check().await, Ok(()));
 }
 
 #[tokio::test]
@@ -67,32 +76,29 @@ async fn an_unsafe_locale_is_refused_unless_it_is_allowed() {
     db.run("UPDATE pg_database SET datcollate = 'C.UTF-8' WHERE datname = current_database()")
         .await;
     let store = db.connect("fed1").await;
-    let Err(StoreError::Incompatible(message)) = store.check(&db.config()).await else {
+    let Err(StoreError::Incompatible(message)) = store.check().await else {
         panic!("not refused")
     };
     assert!(
         message.contains("`C.UTF-8`") && message.contains("allow_unsafe_locale"),
         "{message}"
     );
-    assert_eq!(
-        store
-            .check(&burdock::config::Database {
-                allow_unsafe_locale: true,
-                ..db.config()
-            })
-            .await,
-        Ok(())
-    );
+    let store = connect(&Postgres {
+        allow_unsafe_locale: true,
+        ..db.server()
+    })
+    .await;
+    assert_eq!(store.unwrap().check().await, Ok(()));
 }
 
 #[tokio::test]
 async fn who_does_not_answer_is_unavailable() {
     let Some(db) = TestDatabase::new().await else { return };
-    let config = burdock::config::Database {
+    let config = Postgres {
         name: "no_such_database".into(),
-        ..db.config()
+        ..db.server()
     };
-    let result = Store::connect(&config, InstanceName::from("fed1"), ServerName::from(US)).await;
+    let result = connect(&config).await;
     let Err(StoreError::Unavailable(message)) = result else {
         panic!("{result:?}")
     };
@@ -102,14 +108,12 @@ async fn who_does_not_answer_is_unavailable() {
 #[tokio::test]
 async fn a_statement_does_not_wait_for_ever() {
     let Some(db) = TestDatabase::new().await else { return };
-    let config = burdock::config::Database {
+    let config = Postgres {
         statement_timeout: Duration::from_millis(50),
-        ..db.config()
+        ..db.server()
     };
-    let store = Store::connect(&config, InstanceName::from("fed1"), ServerName::from(US))
-        .await
-        .unwrap();
-    let mut other = db.pool.begin().await.unwrap();
+    let store = connect(&config).await.unwrap();
+    let mut other = db.pool().begin().await.unwrap();
     sqlx::query("LOCK TABLE federation_stream_position")
         .execute(&mut *other)
         .await
@@ -172,13 +176,11 @@ async fn a_missing_right_is_answered_with_the_sql_to_run() {
         "CREATE ROLE \"{role}\" LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO \"{role}\""
     ))
     .await;
-    let config = burdock::config::Database {
+    let config = Postgres {
         user: Some(role.clone()),
-        ..db.config()
+        ..db.server()
     };
-    let store = Store::connect(&config, InstanceName::from("fed1"), ServerName::from(US))
-        .await
-        .unwrap();
+    let store = connect(&config).await.unwrap();
 
     let Err(StoreError::Incompatible(message)) = store.migrate().await else {
         panic!("not refused")
@@ -203,9 +205,8 @@ async fn a_missing_right_is_answered_with_the_sql_to_run() {
     .await;
 }
 
-#[tokio::test]
-async fn an_instance_runs_once() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn an_instance_runs_once(db: TestDatabase) {
     let (first, twin, other) = (
         db.connect("fed1").await,
         db.connect("fed1").await,
@@ -218,7 +219,8 @@ async fn an_instance_runs_once() {
         .await
         .expect("another instance has a lock of its own");
     drop(lock);
-    twin.lock_instance().await.expect("a lock ends with its connection");
+    twin.lock_instance().await.expect("a lock ends with what holds it");
+}
 }
 
 /// Ends the backends that hold advisory locks, as a restart of the server does.
@@ -250,16 +252,16 @@ async fn a_broken_lock_is_taken_again_and_a_lost_one_is_told() {
     assert!(matches!(lost, StoreError::AlreadyRunning(_)), "{lost}");
 }
 
-#[tokio::test]
-async fn the_database_of_another_homeserver_is_refused() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn the_database_of_another_homeserver_is_refused(db: TestDatabase) {
     let store = db.store("fed1").await;
     db.run(&format!("INSERT INTO users (name) VALUES ('@ann:{US}')")).await;
-    assert_eq!(store.check(&db.config()).await, Ok(()));
+    assert_eq!(store.check().await, Ok(()));
     db.run("INSERT INTO users (name) VALUES ('@bob:else.example')").await;
-    let Err(StoreError::Incompatible(message)) = store.check(&db.config()).await else {
+    let Err(StoreError::Incompatible(message)) = store.check().await else {
         panic!("accepted")
     };
     assert!(message.contains("@bob:else.example"), "{message}");
     assert!(message.contains(US), "{message}");
+}
 }

@@ -1,5 +1,6 @@
 //! What the store knows of destinations and writes about them, and where the replication streams stand.
 
+#[macro_use]
 #[path = "support/database.rs"]
 mod database;
 
@@ -13,9 +14,8 @@ use database::{Event, TestDatabase};
 
 const DESTINATIONS: &str = "SELECT * FROM destinations ORDER BY 1";
 
-#[tokio::test]
-async fn destinations_are_read_with_what_they_are_owed() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn destinations_are_read_with_what_they_are_owed(db: TestDatabase) {
     let store = db.store("fed1").await;
     for room in ["!a", "!b"] {
         db.room(room).await;
@@ -70,10 +70,10 @@ async fn destinations_are_read_with_what_they_are_owed() {
         }
     );
 }
+}
 
-#[tokio::test]
-async fn back_off_is_stored_with_its_cache_row() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn back_off_is_stored_with_its_cache_row(db: TestDatabase) {
     let store = db.store("fed1").await;
     let remote = ServerName::from("remote.example");
     let timings = |last_tried, interval| RetryTimings {
@@ -90,7 +90,8 @@ async fn back_off_is_stored_with_its_cache_row() {
         .unwrap();
     assert_eq!(db.rows(DESTINATIONS).await, ["(remote.example,100,600,50,)"]);
     let token = first.token.0;
-    let row = format!("({token},fed1,get_destination_retry_timings,{{remote.example}},101)");
+    let keys = db.pick("{remote.example}", r#""[""remote.example""]""#);
+    let row = format!("({token},fed1,get_destination_retry_timings,{keys},101)");
     assert_eq!(db.rows(caches).await, [row]);
     let at = Millis(101);
     assert_eq!(
@@ -143,10 +144,10 @@ async fn back_off_is_stored_with_its_cache_row() {
     );
     assert_eq!(db.rows(DESTINATIONS).await[0], "(fresh,1,1,50,3)");
 }
+}
 
-#[tokio::test]
-async fn the_scan_finds_who_is_owed_something_and_may_be_tried() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn the_scan_finds_who_is_owed_something_and_may_be_tried(db: TestDatabase) {
     let store = db.store("fed1").await;
     db.room("!a").await;
     db.run(
@@ -186,10 +187,10 @@ async fn the_scan_finds_who_is_owed_something_and_may_be_tried() {
         8
     );
 }
+}
 
-#[tokio::test]
-async fn owed_rooms_come_in_order_with_purged_events_marked() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn owed_rooms_come_in_order_with_purged_events_marked(db: TestDatabase) {
     let store = db.store("fed1").await;
     for room in ["!a", "!b", "!c"] {
         db.room(room).await;
@@ -197,7 +198,7 @@ async fn owed_rooms_come_in_order_with_purged_events_marked() {
     db.event(&Event::new("$a", "!a", "@u:us.example", 30)).await;
     db.event(&Event::new("$b", "!b", "@u:us.example", 20)).await;
     db.run(
-        "INSERT INTO destinations VALUES ('d');
+        "INSERT INTO destinations (destination) VALUES ('d');
          INSERT INTO destination_rooms VALUES ('d', '!a', 30), ('d', '!b', 20), ('d', '!c', 25)",
     )
     .await;
@@ -217,10 +218,10 @@ async fn owed_rooms_come_in_order_with_purged_events_marked() {
     assert_eq!(store.owed_rooms(&d, StreamOrdering(0), 50).await.unwrap(), all);
     assert_eq!(store.owed_rooms(&d, StreamOrdering(20), 1).await.unwrap(), all[1..2]);
 }
+}
 
-#[tokio::test]
-async fn a_catch_up_step_marks_the_sticky_events_it_passed_over() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_catch_up_step_marks_the_sticky_events_it_passed_over(db: TestDatabase) {
     let store = db.store("fed1").await;
     for room in ["!a", "!b", "!done"] {
         db.room(room).await;
@@ -272,14 +273,14 @@ async fn a_catch_up_step_marks_the_sticky_events_it_passed_over() {
         (vec![], vec!["(d,0,0,,22)".to_owned()])
     );
 }
+}
 
-#[tokio::test]
-async fn streams_tell_where_they_stand() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn streams_tell_where_they_stand(db: TestDatabase) {
     let store = db.store("fed1").await;
     let tables = [
         Table {
-            name: "device_lists_outbound_pokes",
+            name: "current_state_delta_stream",
             id: "stream_id",
             instance: "instance_name",
         },
@@ -292,9 +293,9 @@ async fn streams_tell_where_they_stand() {
     assert_eq!(store.greatest_position(&tables).await, Ok(None));
     db.run(
         "INSERT INTO stream_positions VALUES ('to_device', 'w2', 9), ('to_device', 'w1', 7), ('other', 'w1', 1);
-         INSERT INTO device_lists_outbound_pokes (destination, stream_id, user_id, device_id, sent, ts, instance_name) \
-         VALUES ('a', 5, '@u:us', 'D', false, 0, 'w1'), ('b', 5, '@u:us', 'D', false, 0, 'w1'), \
-                ('a', 6, '@u:us', 'D', false, 0, NULL), ('a', 4, '@u:us', 'D', false, 0, 'w1');
+         INSERT INTO current_state_delta_stream (stream_id, room_id, type, state_key, instance_name) \
+         VALUES (5, '!a', 't', 'a', 'w1'), (5, '!a', 't', 'b', 'w1'), (6, '!a', 't', 'a', NULL), \
+                (4, '!a', 't', 'a', 'w1');
          INSERT INTO sticky_events VALUES (7, 'w2', '$e', '!a', 1, '@u:us', 0)",
     )
     .await;
@@ -315,17 +316,18 @@ async fn streams_tell_where_they_stand() {
     assert_eq!(store.positions_from(&tables, Token(5), 10).await.unwrap(), rows);
     assert_eq!(store.positions_from(&tables, Token(5), 2).await.unwrap(), rows[..2]);
 }
+}
 
-#[tokio::test]
-async fn missed_cache_rows_are_read_by_writer() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn missed_cache_rows_are_read_by_writer(db: TestDatabase) {
     let store = db.store("fed1").await;
-    db.run(
+    let (with_null, one) = db.pick(("ARRAY['a', NULL]", "'{b}'"), (r#"'["a",null]'"#, r#"'["b"]'"#));
+    db.run(&format!(
         "INSERT INTO cache_invalidation_stream_by_instance VALUES \
-            (5, 'master', 'get_destination_retry_timings', ARRAY['a', NULL], 100), \
-            (6, 'fed1', 'get_destination_retry_timings', '{b}', 100), (7, 'master', 'whole', NULL, NULL), \
+            (5, 'master', 'get_destination_retry_timings', {with_null}, 100), \
+            (6, 'fed1', 'get_destination_retry_timings', {one}, 100), (7, 'master', 'whole', NULL, NULL), \
             (8, 'master', 'later', NULL, NULL)",
-    )
+    ))
     .await;
     let row = |token, func: &str, keys: Option<Vec<String>>, at| CacheInvalidation {
         token: Token(token),
@@ -348,4 +350,5 @@ async fn missed_cache_rows_are_read_by_writer() {
         store.cache_rows(&master, Token(5), Token(8), 1).await.unwrap(),
         rows[1..]
     );
+}
 }

@@ -1,5 +1,6 @@
 //! Where an instance resumes, and the checkpoint, as Synapse's own sender would find them.
 
+#[macro_use]
 #[path = "support/database.rs"]
 mod database;
 
@@ -48,9 +49,8 @@ fn owed(destination: &str, room: &str, ordering: i64) -> (ServerName, RoomId, St
     )
 }
 
-#[tokio::test]
-async fn the_first_start_takes_over_the_main_processs_positions() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn the_first_start_takes_over_the_main_processs_positions(db: TestDatabase) {
     let store = db.store("fed1").await;
     db.run("UPDATE federation_stream_position SET stream_id = 40 WHERE type = 'events'")
         .await;
@@ -78,10 +78,10 @@ async fn the_first_start_takes_over_the_main_processs_positions() {
         Ok(cursor(50, false, Some(39)))
     );
 }
+}
 
-#[tokio::test]
-async fn a_second_instance_starts_where_the_first_one_was() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_second_instance_starts_where_the_first_one_was(db: TestDatabase) {
     let (one, two) = (db.store("fed1").await, db.store("fed2").await);
     let both = names(&["fed2", "fed1"]);
     one.adopt_positions(&names(&["fed1"])).await.unwrap();
@@ -110,10 +110,10 @@ async fn a_second_instance_starts_where_the_first_one_was() {
     assert_eq!(db.rows(INSTANCES).await, ["(fed1,100,90)"]);
     assert_eq!(two.checkpoint(&at(300, None)).await, Err(StoreError::TakenOver));
 }
+}
 
-#[tokio::test]
-async fn another_order_of_the_same_instances_starts_at_the_lowest() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn another_order_of_the_same_instances_starts_at_the_lowest(db: TestDatabase) {
     let (one, two) = (db.store("fed1").await, db.store("fed2").await);
     for store in [&one, &two] {
         store.adopt_positions(&names(&["fed1", "fed2"])).await.unwrap();
@@ -131,10 +131,10 @@ async fn another_order_of_the_same_instances_starts_at_the_lowest() {
         assert_eq!(store.adopt_positions(&names(&["fed2", "fed1"])).await, lowest);
     }
 }
+}
 
-#[tokio::test]
-async fn one_that_still_runs_under_the_old_list_writes_nothing_more() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn one_that_still_runs_under_the_old_list_writes_nothing_more(db: TestDatabase) {
     let (one, two) = (db.store("fed1").await, db.store("fed2").await);
     for store in [&one, &two] {
         store.adopt_positions(&names(&["fed1", "fed2"])).await.unwrap();
@@ -151,10 +151,10 @@ async fn one_that_still_runs_under_the_old_list_writes_nothing_more() {
     assert_eq!(resumed, Ok(cursor(500, true, Some(500))));
     two.checkpoint(&at(600, Some(600))).await.unwrap();
 }
+}
 
-#[tokio::test]
-async fn what_a_foreign_sender_left_is_nobodys_own() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn what_a_foreign_sender_left_is_nobodys_own(db: TestDatabase) {
     let (one, two) = (db.store("fed1").await, db.store("fed2").await);
     let both = names(&["fed1", "fed2"]);
     one.adopt_positions(&names(&["fed1"])).await.unwrap();
@@ -165,10 +165,10 @@ async fn what_a_foreign_sender_left_is_nobodys_own() {
     assert_eq!(two.adopt_positions(&both).await, Ok(cursor(120, false, Some(90))));
     assert_eq!(db.rows(INSTANCES).await, ["(fed1,,90)", "(fed2,,90)"]);
 }
+}
 
-#[tokio::test]
-async fn instances_that_start_together_agree() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn instances_that_start_together_agree(db: TestDatabase) {
     let (one, two, three) = (db.store("fed1").await, db.store("fed2").await, db.store("fed3").await);
     db.run("UPDATE federation_stream_position SET stream_id = 7").await;
     let all = names(&["fed1", "fed2", "fed3"]);
@@ -187,10 +187,10 @@ async fn instances_that_start_together_agree() {
     );
     assert_eq!(db.rows(POSITIONS).await.len(), 6);
 }
+}
 
-#[tokio::test]
-async fn a_table_without_positions_is_damaged() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_table_without_positions_is_damaged(db: TestDatabase) {
     let store = db.store("fed1").await;
     db.run("DELETE FROM federation_stream_position").await;
     let Err(StoreError::Damaged { table, .. }) = store.adopt_positions(&names(&["fed1"])).await else {
@@ -198,10 +198,10 @@ async fn a_table_without_positions_is_damaged() {
     };
     assert_eq!(table, "federation_stream_position");
 }
+}
 
-#[tokio::test]
-async fn a_checkpoint_writes_what_synapses_sender_would_have() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_checkpoint_writes_what_synapses_sender_would_have(db: TestDatabase) {
     let store = db.store("fed1").await;
     store.adopt_positions(&names(&["fed1"])).await.unwrap();
     for room in ["!a", "!b"] {
@@ -249,10 +249,10 @@ async fn a_checkpoint_writes_what_synapses_sender_would_have() {
     assert_eq!(db.rows(INSTANCES).await, ["(fed1,51,49)"]);
     assert_eq!(db.rows(POSITIONS).await, ["(events,51,fed1)", "(federation,-1,fed1)"]);
 }
+}
 
-#[tokio::test]
-async fn a_checkpoint_that_was_overtaken_writes_nothing() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_checkpoint_that_was_overtaken_writes_nothing(db: TestDatabase) {
     let store = db.store("fed1").await;
     let checkpoint = Checkpoint {
         last_successful: vec![successful("a", 1)],
@@ -263,6 +263,7 @@ async fn a_checkpoint_that_was_overtaken_writes_nothing() {
         (db.rows(DESTINATIONS).await, db.rows(INSTANCES).await),
         (vec![], vec![])
     );
+}
 }
 
 #[tokio::test]
@@ -278,7 +279,7 @@ async fn a_room_that_is_purged_during_the_checkpoint_is_left_out() {
         ..at(5, None)
     };
     // The purge has deleted the room but not committed: the checkpoint still sees it, and its foreign key waits.
-    let mut purge = db.pool.begin().await.unwrap();
+    let mut purge = db.pool().begin().await.unwrap();
     sqlx::query("DELETE FROM rooms WHERE room_id = '!a'")
         .execute(&mut *purge)
         .await
@@ -292,9 +293,8 @@ async fn a_room_that_is_purged_during_the_checkpoint_is_left_out() {
     assert_eq!(db.rows(DESTINATION_ROOMS).await, ["(d,!b,2)"]);
 }
 
-#[tokio::test]
-async fn a_large_checkpoint_is_one_transaction() {
-    let Some(db) = TestDatabase::new().await else { return };
+on_both_engines! {
+async fn a_large_checkpoint_is_one_transaction(db: TestDatabase) {
     let store = db.store("fed1").await;
     store.adopt_positions(&names(&["fed1"])).await.unwrap();
     db.room("!a").await;
@@ -305,7 +305,12 @@ async fn a_large_checkpoint_is_one_transaction() {
         ..at(5, None)
     };
     store.checkpoint(&checkpoint).await.unwrap();
-    let count = "SELECT count(*), min(last_successful_stream_ordering), min(stream_ordering), count(DISTINCT r.xmin::text) \
+    let count = "SELECT count(*), min(last_successful_stream_ordering), min(stream_ordering) \
                  FROM destinations JOIN destination_rooms r USING (destination)";
-    assert_eq!(db.rows(count).await, ["(10001,3,4,1)"]);
+    assert_eq!(db.rows(count).await, ["(10001,3,4)"]);
+    // What wrote each row: the same for all. SQLite does not say it.
+    if let Some(count) = db.pick(Some("SELECT count(DISTINCT xmin::text) FROM destination_rooms"), None) {
+        assert_eq!(db.rows(count).await, ["(1)"]);
+    }
+}
 }

@@ -26,7 +26,7 @@ async fn one_that_hears_nothing_more_of_replication_ends_badly() {
 async fn a_slow_statement_does_not_hold_up_the_end() {
     let Some(db) = TestDatabase::new().await else { return };
     let store = db.store(ME).await;
-    let mut blocker = db.pool.begin().await.unwrap();
+    let mut blocker = db.pool().begin().await.unwrap();
     sqlx::query("LOCK TABLE destination_rooms")
         .execute(&mut *blocker)
         .await

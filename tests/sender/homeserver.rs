@@ -303,7 +303,7 @@ impl Homeserver {
         let interval = "SELECT retry_interval FROM destinations WHERE destination = $1";
         sqlx::query_scalar::<_, Option<i64>>(interval)
             .bind(&server.name)
-            .fetch_optional(&self.pool)
+            .fetch_optional(self.pool())
             .await
             .unwrap()
             .flatten()
@@ -316,7 +316,7 @@ impl Homeserver {
             "SELECT stream_id FROM cache_invalidation_stream_by_instance WHERE instance_name = $1 ORDER BY 1",
         )
         .bind(ME)
-        .fetch_all(&self.pool)
+        .fetch_all(self.pool())
         .await
         .unwrap()
     }
@@ -327,7 +327,7 @@ impl Homeserver {
             "SELECT stream_id FROM federation_stream_position WHERE type = 'events' AND instance_name = $1",
         )
         .bind(ME)
-        .fetch_one(&self.pool)
+        .fetch_one(self.pool())
         .await
         .unwrap()
     }

@@ -137,7 +137,7 @@ async fn the_end_of_a_back_off_of_ours_is_told_once_and_after_it_is_written() {
         "one for each step of back-off"
     );
     remote.answers(|_| Reply::Accept);
-    let mut blocker = homeserver.pool.begin().await.unwrap();
+    let mut blocker = homeserver.pool().begin().await.unwrap();
     sqlx::query("LOCK TABLE cache_invalidation_stream_by_instance IN EXCLUSIVE MODE")
         .execute(&mut *blocker)
         .await

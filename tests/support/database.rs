@@ -1,33 +1,74 @@
-//! A private copy of Synapse's database for one test, and rows to put into it.
+//! A database of its own for one test, on either engine, and rows to put into it.
 //!
-//! `BURDOCK_TEST_PG` is a superuser's URL and `BURDOCK_TEST_TEMPLATE` the database to copy; without them a test says
-//! that it is skipped.
+//! PostgreSQL: a private copy of Synapse's database. `BURDOCK_TEST_PG` is a superuser's URL and `BURDOCK_TEST_TEMPLATE` the
+//! database to copy; without them a test says that it is skipped. SQLite: an embedded homeserver's file in a temporary
+//! folder, which needs nothing.
 
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::{
+    path::PathBuf,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
 use burdock::{
-    config::{Database, Secret},
+    config::{self, Secret},
     core::{
         id::{InstanceName, ServerName},
-        store::Store,
+        store::{Sqlite, Store},
     },
 };
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgPool, postgres::PgPoolOptions};
+use sqlx::{
+    AssertSqlSafe, Column, Connection, Decode, PgConnection, PgPool, Row, SqlitePool, TypeInfo, ValueRef,
+    postgres::PgPoolOptions,
+    sqlite::{SqliteConnectOptions, SqliteRow},
+};
 
 /// Our server in all fixtures.
 pub const US: &str = "us.example";
 
-/// A copy of the template, dropped with this value.
+/// A database of one test, removed with this value.
 pub struct TestDatabase {
-    server: Server,
-    name: String,
-    /// A superuser's connections, for fixtures and for looking.
-    pub pool: PgPool,
+    engine: Engine,
+}
+
+enum Engine {
+    Postgres {
+        server: Server,
+        name: String,
+        pool: PgPool,
+    },
+    Sqlite {
+        folder: tempfile::TempDir,
+        pool: SqlitePool,
+    },
+}
+
+/// Makes of each `async fn name(db: TestDatabase)` two tests, one an engine.
+#[allow(unused_macros, reason = "each test program uses a part")]
+macro_rules! on_both_engines {
+    ($(async fn $name:ident($db:ident: TestDatabase) $body:block)*) => {
+        $(
+            mod $name {
+                use super::*;
+
+                async fn test($db: TestDatabase) $body
+
+                #[tokio::test]
+                async fn postgres() {
+                    if let Some(db) = TestDatabase::new().await {
+                        Box::pin(test(db)).await;
+                    }
+                }
+
+                #[tokio::test]
+                async fn sqlite() {
+                    Box::pin(test(TestDatabase::embedded().await)).await;
+                }
+            }
+        )*
+    };
 }
 
 impl TestDatabase {
@@ -53,17 +94,59 @@ impl TestDatabase {
             .connect(&server.url(&name))
             .await
             .expect("the copy can be opened");
-        Some(Self { server, name, pool })
+        Some(Self {
+            engine: Engine::Postgres { server, name, pool },
+        })
     }
 
-    /// The configuration that leads to this copy.
-    pub fn config(&self) -> Database {
-        Database {
-            host: Some(self.server.host.clone()),
-            port: Some(self.server.port),
-            user: Some(self.server.user.clone()),
-            password: self.server.password.clone().map(Secret),
-            name: self.name.clone(),
+    /// An embedded homeserver's file.
+    pub async fn embedded() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("master.db");
+        let made = Sqlite::create(&path, InstanceName::from("master"), ServerName::from(US)).await;
+        made.expect("the file can be made");
+        let options = SqliteConnectOptions::new().filename(path).foreign_keys(true);
+        let pool = SqlitePool::connect_lazy_with(options.busy_timeout(Duration::from_secs(30)));
+        Self {
+            engine: Engine::Sqlite { folder, pool },
+        }
+    }
+
+    /// The embedded homeserver's file.
+    pub fn path(&self) -> PathBuf {
+        match &self.engine {
+            Engine::Postgres { .. } => panic!("a database server is no file"),
+            Engine::Sqlite { folder, .. } => folder.path().join("master.db"),
+        }
+    }
+
+    /// A superuser's connections, for a test that is about PostgreSQL.
+    pub fn pool(&self) -> &PgPool {
+        match &self.engine {
+            Engine::Postgres { pool, .. } => pool,
+            Engine::Sqlite { .. } => panic!("a file has no superuser"),
+        }
+    }
+
+    /// The configuration that leads to this database.
+    pub fn config(&self) -> config::Database {
+        match &self.engine {
+            Engine::Postgres { .. } => config::Database::Postgres(Box::new(self.server())),
+            Engine::Sqlite { .. } => config::Database::Sqlite(self.path()),
+        }
+    }
+
+    /// The configuration that leads to this copy of Synapse's database.
+    pub fn server(&self) -> config::Postgres {
+        let Engine::Postgres { server, name, .. } = &self.engine else {
+            panic!("a file has no server")
+        };
+        config::Postgres {
+            host: Some(server.host.clone()),
+            port: Some(server.port),
+            user: Some(server.user.clone()),
+            password: server.password.clone().map(Secret),
+            name: name.clone(),
             ssl_mode: None,
             ssl_root_cert: None,
             ssl_client: None,
@@ -73,79 +156,95 @@ impl TestDatabase {
         }
     }
 
-    /// A store on this copy for the instance `me`, with our schema made.
+    /// A store on this database for the instance `me`, with our schema made.
     pub async fn store(&self, me: &str) -> Store {
         let store = self.connect(me).await;
         store.migrate().await.expect("our schema can be made");
         store
     }
 
-    /// A store on this copy for the instance `me`.
+    /// A store on this database for the instance `me`.
     pub async fn connect(&self, me: &str) -> Store {
         Store::connect(&self.config(), InstanceName::from(me), ServerName::from(US))
             .await
-            .expect("the copy answers")
+            .expect("the database answers")
     }
 
-    /// Runs a statement of the test's own.
+    /// One of `postgres` and `sqlite`, for what differs.
+    pub fn pick<T>(&self, postgres: T, sqlite: T) -> T {
+        match self.engine {
+            Engine::Postgres { .. } => postgres,
+            Engine::Sqlite { .. } => sqlite,
+        }
+    }
+
+    /// Runs statements of the test's own. `burdock.instances` is found on both engines.
     pub async fn run(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql))
-            .execute(&self.pool)
-            .await
-            .unwrap_or_else(|e| panic!("{sql}: {e}"));
+        let result = match &self.engine {
+            Engine::Postgres { pool, .. } => sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await.map(drop),
+            Engine::Sqlite { pool, .. } => sqlx::raw_sql(AssertSqlSafe(sql)).execute(pool).await.map(drop),
+        };
+        result.unwrap_or_else(|e| panic!("{sql}: {e}"));
     }
 
     /// The rows of `sql`, each as PostgreSQL's text of a row: `(a,1,)`. Sorted as the query says.
     pub async fn rows(&self, sql: &str) -> Vec<String> {
-        sqlx::query_scalar(AssertSqlSafe(format!("SELECT (t.*)::text FROM ({sql}) t")))
-            .fetch_all(&self.pool)
-            .await
-            .unwrap_or_else(|e| panic!("{sql}: {e}"))
+        let result = match &self.engine {
+            Engine::Postgres { pool, .. } => {
+                let sql = AssertSqlSafe(format!("SELECT (t.*)::text FROM ({sql}) t"));
+                sqlx::query_scalar(sql).fetch_all(pool).await
+            }
+            Engine::Sqlite { pool, .. } => {
+                let sql = AssertSqlSafe(sql.replace("burdock.", ""));
+                let rows = sqlx::query(sql).fetch_all(pool).await;
+                rows.map(|rows| rows.iter().map(row_text).collect())
+            }
+        };
+        result.unwrap_or_else(|e| panic!("{sql}: {e}"))
     }
 
     /// A room.
     pub async fn room(&self, room: &str) {
-        sqlx::query("INSERT INTO rooms (room_id, is_public, creator, room_version) VALUES ($1, false, '', '10')")
-            .bind(room)
-            .execute(&self.pool)
-            .await
-            .expect("a room can be inserted");
+        let room = quoted(room);
+        self.run(&format!(
+            "INSERT INTO rooms (room_id, creator, room_version) VALUES ({room}, '', '10')"
+        ))
+        .await;
     }
 
     /// An event, with its JSON. See [`Event::new`].
     pub async fn event(&self, event: &Event<'_>) {
-        sqlx::query(
-            "INSERT INTO events (topological_ordering, depth, event_id, type, room_id, processed, outlier, \
-                                 origin_server_ts, received_ts, sender, instance_name, stream_ordering, state_key) \
-             VALUES ($1, $1, $2, $3, $4, true, $5, $6, $6, $7, 'master', $1, $8)",
-        )
-        .bind(event.ordering)
-        .bind(event.id)
-        .bind(event.kind)
-        .bind(event.room)
-        .bind(event.outlier)
-        .bind(event.received_ts)
-        .bind(event.sender)
-        .bind(event.state_key)
-        .execute(&self.pool)
-        .await
-        .expect("an event can be inserted");
         let json = serde_json::json!({
             "type": event.kind, "room_id": event.room, "sender": event.sender, "state_key": event.state_key,
             "origin_server_ts": event.received_ts, "depth": event.ordering, "content": {}, "auth_events": [],
             "prev_events": [], "hashes": {}, "signatures": {}, "unsigned": {},
         });
-        sqlx::query(
-            "INSERT INTO event_json (event_id, room_id, internal_metadata, json, format_version) \
-             VALUES ($1, $2, $3, $4, 3)",
-        )
-        .bind(event.id)
-        .bind(event.room)
-        .bind(event.metadata)
-        .bind(json.to_string())
-        .execute(&self.pool)
-        .await
-        .expect("an event's JSON can be inserted");
+        let (id, room) = (quoted(event.id), quoted(event.room));
+        let state_key = event.state_key.map_or("NULL".to_owned(), quoted);
+        // What only Synapse's table has.
+        let (columns, values) = self.pick(
+            (
+                "topological_ordering, processed, ",
+                format!("{}, true, ", event.ordering),
+            ),
+            ("", String::new()),
+        );
+        self.run(&format!(
+            "INSERT INTO events ({columns} depth, event_id, type, room_id, outlier, origin_server_ts, received_ts, \
+                                 sender, instance_name, stream_ordering, state_key) \
+             VALUES ({values} {ordering}, {id}, {kind}, {room}, {outlier}, {ts}, {ts}, {sender}, 'master', {ordering}, \
+                     {state_key}); \
+             INSERT INTO event_json (event_id, room_id, internal_metadata, json, format_version) \
+             VALUES ({id}, {room}, {metadata}, {json}, 3)",
+            ordering = event.ordering,
+            kind = quoted(event.kind),
+            outlier = event.outlier,
+            ts = event.received_ts,
+            sender = quoted(event.sender),
+            metadata = quoted(event.metadata),
+            json = quoted(&json.to_string()),
+        ))
+        .await;
     }
 
     /// A membership event of `user` that is the room's current state, with the rows that go with it.
@@ -156,51 +255,37 @@ impl TestDatabase {
             ..*event
         };
         self.event(&event).await;
-        sqlx::query(
+        let (id, room, user, membership) = (
+            quoted(event.id),
+            quoted(event.room),
+            quoted(event.sender),
+            quoted(membership),
+        );
+        let ordering = event.ordering;
+        self.run(&format!(
             "INSERT INTO room_memberships (event_id, user_id, sender, room_id, membership, event_stream_ordering) \
-             VALUES ($1, $2, $2, $3, $4, $5)",
-        )
-        .bind(event.id)
-        .bind(event.sender)
-        .bind(event.room)
-        .bind(membership)
-        .bind(event.ordering)
-        .execute(&self.pool)
-        .await
-        .expect("a membership can be inserted");
-        sqlx::query(
-            "INSERT INTO current_state_events (event_id, room_id, type, state_key, membership, event_stream_ordering) \
-             VALUES ($1, $2, 'm.room.member', $3, $4, $5) \
+             VALUES ({id}, {user}, {user}, {room}, {membership}, {ordering}); \
+             INSERT INTO current_state_events (event_id, room_id, type, state_key, membership, event_stream_ordering) \
+             VALUES ({id}, {room}, 'm.room.member', {user}, {membership}, {ordering}) \
              ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = EXCLUDED.event_id, \
-                membership = EXCLUDED.membership, event_stream_ordering = EXCLUDED.event_stream_ordering",
-        )
-        .bind(event.id)
-        .bind(event.room)
-        .bind(event.sender)
-        .bind(membership)
-        .bind(event.ordering)
-        .execute(&self.pool)
-        .await
-        .expect("current state can be inserted");
+                membership = EXCLUDED.membership, event_stream_ordering = EXCLUDED.event_stream_ordering"
+        ))
+        .await;
     }
 
     /// An event of ours with its row among the sticky events.
     pub async fn sticky(&self, event: &Event<'_>, position: i32, expires_at: i64) {
         self.event(event).await;
-        sqlx::query(
+        self.run(&format!(
             "INSERT INTO sticky_events \
                 (stream_id, instance_name, event_id, room_id, event_stream_ordering, sender, expires_at) \
-             VALUES ($1, 'master', $2, $3, $4, $5, $6)",
-        )
-        .bind(position)
-        .bind(event.id)
-        .bind(event.room)
-        .bind(i32::try_from(event.ordering).expect("a sticky event's ordering has 32 bits"))
-        .bind(event.sender)
-        .bind(expires_at)
-        .execute(&self.pool)
-        .await
-        .expect("a sticky event can be inserted");
+             VALUES ({position}, 'master', {}, {}, {}, {}, {expires_at})",
+            quoted(event.id),
+            quoted(event.room),
+            event.ordering,
+            quoted(event.sender),
+        ))
+        .await;
     }
 
     /// Returns once a statement of the store waits for a lock: the moment to do what it races with.
@@ -208,7 +293,7 @@ impl TestDatabase {
         let waiting = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
                        AND application_name = 'burdock' AND wait_event_type = 'Lock')";
         while !sqlx::query_scalar::<_, bool>(waiting)
-            .fetch_one(&self.pool)
+            .fetch_one(self.pool())
             .await
             .expect("activity can be read")
         {
@@ -218,31 +303,63 @@ impl TestDatabase {
 
     /// The sticky backlog, each row as `destination room position`.
     pub async fn backlog(&self) -> Vec<String> {
-        sqlx::query_scalar(
-            "SELECT concat_ws(' ', destination, room_id, sticky_events_stream_position) \
-             FROM destination_rooms_sticky_events_backlog ORDER BY 1",
-        )
-        .fetch_all(&self.pool)
-        .await
-        .expect("the backlog can be read")
+        let rows = self
+            .rows(
+                "SELECT destination || ' ' || room_id || ' ' || sticky_events_stream_position AS line \
+                 FROM destination_rooms_sticky_events_backlog ORDER BY 1",
+            )
+            .await;
+        rows.iter()
+            .map(|row| row.trim_matches(['(', ')', '"']).to_owned())
+            .collect()
     }
+}
+
+/// A text as SQL writes it.
+pub fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "''"))
+}
+
+/// A row as PostgreSQL would write it.
+fn row_text(row: &SqliteRow) -> String {
+    let values = row.columns().iter().map(|column| {
+        let value = row.try_get_raw(column.ordinal()).expect("the column is there");
+        if value.is_null() {
+            return String::new();
+        }
+        if value.type_info().name() == "INTEGER" {
+            return <i64 as Decode<sqlx::Sqlite>>::decode(value)
+                .expect("an integer")
+                .to_string();
+        }
+        let text = <String as Decode<sqlx::Sqlite>>::decode(value).expect("a text");
+        if text.is_empty() || text.contains(|c: char| c.is_whitespace() || "(),\"\\".contains(c)) {
+            format!("\"{}\"", text.replace('"', "\"\""))
+        } else {
+            text
+        }
+    });
+    format!("({})", values.collect::<Vec<_>>().join(","))
 }
 
 impl Drop for TestDatabase {
     /// On a thread of its own: the test's runtime may be in the middle of a panic.
     fn drop(&mut self) {
-        let (url, name) = (self.server.url("postgres"), self.name.clone());
+        let Engine::Postgres { server, name, .. } = &self.engine else {
+            return;
+        };
+        let (url, copy) = (server.url("postgres"), name.clone());
         let dropped = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
                 let mut admin = PgConnection::connect(&url).await?;
-                let sql = AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"));
+                let sql = AssertSqlSafe(format!("DROP DATABASE IF EXISTS {copy} WITH (FORCE)"));
                 sqlx::query(sql).execute(&mut admin).await?;
                 Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
             })
         });
         if !matches!(dropped.join(), Ok(Ok(()))) {
-            eprintln!("could not drop the test database {}", self.name);
+            eprintln!("could not drop the test database {name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The rows that events and state are made of, in a copy of Synapse's database.
+//! The rows that events and state are made of, on either engine.
 
 use std::{future::Future, ops::Deref};
 
@@ -7,7 +7,7 @@ use burdock::core::{
     store::Store,
 };
 
-use crate::database::TestDatabase;
+use crate::database::{TestDatabase, quoted};
 
 /// One test's database.
 pub struct Fixture {
@@ -23,8 +23,17 @@ impl Deref for Fixture {
     }
 }
 
-/// Runs `test` on a database of its own, if one is offered.
-pub async fn with_database<F: Future<Output = ()>>(test: impl FnOnce(Fixture) -> F) {
+/// Runs `test` on a database of its own of each engine that is offered.
+pub async fn with_databases<F: Future<Output = ()>>(test: impl Fn(Fixture) -> F) {
+    for database in [Some(TestDatabase::embedded().await), TestDatabase::new().await] {
+        let Some(database) = database else { continue };
+        let store = database.connect("fed1").await;
+        test(Fixture { store, database }).await;
+    }
+}
+
+/// Runs `test` on a copy of Synapse's database, if one is offered: it is about what an embedded homeserver has not.
+pub async fn with_synapses_database<F: Future<Output = ()>>(test: impl Fn(Fixture) -> F) {
     if let Some(database) = TestDatabase::new().await {
         let store = database.connect("fed1").await;
         test(Fixture { store, database }).await;
@@ -111,144 +120,104 @@ impl Fixture {
 
     /// Stores an event, and its state group if it has one.
     pub async fn event(&self, event: Event<'_>) {
-        sqlx::query(
-            "INSERT INTO events (event_id, stream_ordering, topological_ordering, depth, type, state_key, room_id,
-                                 sender, processed, outlier)
-             VALUES ($1, $2, $2, $2, $3, $4, $5, $6, true, $7)",
-        )
-        .bind(event.id)
-        .bind(event.ordering)
-        .bind(event.kind)
-        .bind(event.state_key)
-        .bind(event.room)
-        .bind(event.sender)
-        .bind(event.outlier)
-        .execute(&self.pool)
-        .await
-        .unwrap();
-        sqlx::query(
-            "INSERT INTO event_json (event_id, room_id, internal_metadata, json, format_version)
-             VALUES ($1, $2, $3, $4, 3)",
-        )
-        .bind(event.id)
-        .bind(event.room)
-        .bind(event.metadata)
-        .bind(format!(r#"{{"type":"{}","content":{}}}"#, event.kind, event.content))
-        .execute(&self.pool)
-        .await
-        .unwrap();
-        if let Some(group) = event.group {
-            sqlx::query("INSERT INTO event_to_state_groups (event_id, state_group) VALUES ($1, $2)")
-                .bind(event.id)
-                .bind(group)
-                .execute(&self.pool)
-                .await
-                .unwrap();
-        }
+        let (columns, values) = self.pick(
+            (
+                "topological_ordering, processed, ",
+                format!("{}, true, ", event.ordering),
+            ),
+            ("instance_name, ", "'master', ".to_owned()),
+        );
+        let group = event.group.map_or(String::new(), |group| {
+            format!(
+                "; INSERT INTO event_to_state_groups (event_id, state_group) VALUES ({}, {group})",
+                quoted(event.id)
+            )
+        });
+        self.run(&format!(
+            "INSERT INTO events ({columns} event_id, stream_ordering, depth, type, state_key, room_id, sender, outlier)
+             VALUES ({values} {id}, {ordering}, {ordering}, {kind}, {state_key}, {room}, {sender}, {outlier});
+             INSERT INTO event_json (event_id, room_id, internal_metadata, json, format_version)
+             VALUES ({id}, {room}, {metadata}, {json}, 3) {group}",
+            id = quoted(event.id),
+            ordering = event.ordering,
+            kind = quoted(event.kind),
+            state_key = event.state_key.map_or("NULL".to_owned(), quoted),
+            room = quoted(event.room),
+            sender = quoted(event.sender),
+            outlier = event.outlier,
+            metadata = quoted(event.metadata),
+            json = quoted(&format!(r#"{{"type":"{}","content":{}}}"#, event.kind, event.content)),
+        ))
+        .await;
     }
 
     /// A membership event, as far as state groups look at one.
     pub async fn membership(&self, id: &str, room: &str, user: &str, membership: &str) {
-        sqlx::query(
-            "INSERT INTO room_memberships (event_id, user_id, sender, room_id, membership) VALUES ($1, $2, $2, $3, $4)",
-        )
-        .bind(id)
-        .bind(user)
-        .bind(room)
-        .bind(membership)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        let (id, room, user, membership) = (quoted(id), quoted(room), quoted(user), quoted(membership));
+        self.run(&format!(
+            "INSERT INTO room_memberships (event_id, user_id, sender, room_id, membership)
+             VALUES ({id}, {user}, {user}, {room}, {membership})"
+        ))
+        .await;
     }
 
     /// A state group: the rows (type, state key, event id), on top of `prev` or in full.
     pub async fn group(&self, id: i64, room: &str, prev: Option<i64>, rows: &[(&str, &str, &str)]) -> StateGroup {
-        sqlx::query("INSERT INTO state_groups (id, room_id, event_id) VALUES ($1, $2, '$made-for')")
-            .bind(id)
-            .bind(room)
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        let room = quoted(room);
+        let mut sql = vec![format!(
+            "INSERT INTO state_groups (id, room_id, event_id) VALUES ({id}, {room}, '$made-for')"
+        )];
         if let Some(prev) = prev {
-            sqlx::query("INSERT INTO state_group_edges (state_group, prev_state_group) VALUES ($1, $2)")
-                .bind(id)
-                .bind(prev)
-                .execute(&self.pool)
-                .await
-                .unwrap();
+            sql.push(format!(
+                "INSERT INTO state_group_edges (state_group, prev_state_group) VALUES ({id}, {prev})"
+            ));
         }
-        let kinds: Vec<&str> = rows.iter().map(|row| row.0).collect();
-        let keys: Vec<&str> = rows.iter().map(|row| row.1).collect();
-        let events: Vec<&str> = rows.iter().map(|row| row.2).collect();
-        sqlx::query(
-            "INSERT INTO state_groups_state (state_group, room_id, type, state_key, event_id)
-             SELECT $1, $2, r.* FROM unnest($3::text[], $4::text[], $5::text[]) AS r",
-        )
-        .bind(id)
-        .bind(room)
-        .bind(&kinds)
-        .bind(&keys)
-        .bind(&events)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        for (kind, key, event) in rows {
+            let (kind, key, event) = (quoted(kind), quoted(key), quoted(event));
+            sql.push(format!(
+                "INSERT INTO state_groups_state (state_group, room_id, type, state_key, event_id)
+                 VALUES ({id}, {room}, {kind}, {key}, {event})"
+            ));
+        }
+        self.run(&sql.join(";")).await;
         StateGroup(id)
     }
 
     /// A change of current state: `user`'s membership event in the room becomes `event` (with its row in `room_memberships`).
     pub async fn change(&self, position: i64, room: &str, user: &str, membership: Option<&str>) {
-        let before: Option<String> = sqlx::query_scalar(
-            "DELETE FROM current_state_events WHERE room_id = $1 AND type = 'm.room.member' AND state_key = $2
-             RETURNING event_id",
-        )
-        .bind(room)
-        .bind(user)
-        .fetch_optional(&self.pool)
-        .await
-        .unwrap();
         let event = membership.map(|membership| format!("${position}-{room}-{user}-{membership}"));
         if let (Some(event), Some(membership)) = (&event, membership) {
             self.membership(event, room, user, membership).await;
-            sqlx::query(
-                "INSERT INTO current_state_events (event_id, room_id, type, state_key, membership)
-                 VALUES ($1, $2, 'm.room.member', $3, $4)",
-            )
-            .bind(event)
-            .bind(room)
-            .bind(user)
-            .bind(membership)
-            .execute(&self.pool)
-            .await
-            .unwrap();
         }
-        sqlx::query(
+        let (room, user) = (quoted(room), quoted(user));
+        let event = event.as_deref().map_or("NULL".to_owned(), quoted);
+        let its_row = format!("room_id = {room} AND type = 'm.room.member' AND state_key = {user}");
+        self.run(&format!(
             "INSERT INTO current_state_delta_stream (stream_id, room_id, type, state_key, event_id, prev_event_id)
-             VALUES ($1, $2, 'm.room.member', $3, $4, $5)",
-        )
-        .bind(position)
-        .bind(room)
-        .bind(user)
-        .bind(event)
-        .bind(before)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+             VALUES ({position}, {room}, 'm.room.member', {user}, {event},
+                     (SELECT event_id FROM current_state_events WHERE {its_row}));
+             DELETE FROM current_state_events WHERE {its_row}"
+        ))
+        .await;
+        if let Some(membership) = membership {
+            self.run(&format!(
+                "INSERT INTO current_state_events (event_id, room_id, type, state_key, membership)
+                 VALUES ({event}, {room}, 'm.room.member', {user}, {})",
+                quoted(membership)
+            ))
+            .await;
+        }
     }
 
     /// A sticky event's row; its ordering is also its position.
     pub async fn sticky(&self, ordering: i32, room: &str, sender: &str, expires_at: i64) {
-        sqlx::query(
+        self.run(&format!(
             "INSERT INTO sticky_events (stream_id, instance_name, event_id, room_id, event_stream_ordering, sender,
                                         expires_at)
-             VALUES ($1, 'master', $2, $3, $1, $4, $5)",
-        )
-        .bind(ordering)
-        .bind(format!("$sticky{ordering}"))
-        .bind(room)
-        .bind(sender)
-        .bind(expires_at)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+             VALUES ({ordering}, 'master', '$sticky{ordering}', {}, {ordering}, {}, {expires_at})",
+            quoted(room),
+            quoted(sender),
+        ))
+        .await;
     }
 }

@@ -7,14 +7,25 @@ mod backlog;
 mod backlog_record;
 mod catch_up;
 mod checkpoint;
+mod current_state;
 mod deltas;
 mod destinations;
 mod events;
+mod history;
+mod homeserver;
 mod lock;
+mod persist;
 mod pool;
 mod positions;
 mod schema;
 mod state;
 mod streams;
 
-pub use self::{lock::FileLock, pool::Sqlite, schema::APPLICATION_ID};
+pub use self::{
+    history::Known,
+    homeserver::RemoteKey,
+    lock::FileLock,
+    persist::{Outcome, PersistEvent, Persisted, StateChange},
+    pool::Sqlite,
+    schema::APPLICATION_ID,
+};
