@@ -12,7 +12,7 @@ use burdock::core::{
     id::{StickyPosition, StreamOrdering, Token},
     replication::{
         bus::{Bus, BusEvent},
-        command::{Command, Device, InstanceId},
+        command::{Device, InstanceId},
         gap::{CacheInvalidation, FetchError, GapSource, Group},
         local_bus::LocalBus,
         master::{self, MasterStart},

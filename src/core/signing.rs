@@ -61,8 +61,19 @@ impl VerifyKey {
     /// The key of that base64 text, if it is one.
     #[must_use]
     pub fn from_base64(text: &str) -> Option<Self> {
-        let bytes: [u8; 32] = BASE64.decode(text).ok()?.try_into().ok()?;
-        VerifyingKey::from_bytes(&bytes).ok().map(Self)
+        Self::from_bytes(&BASE64.decode(text).ok()?)
+    }
+
+    /// The key of these 32 bytes, if it is one.
+    #[must_use]
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        VerifyingKey::from_bytes(bytes.try_into().ok()?).ok().map(Self)
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        self.0.as_bytes()
     }
 
     /// As it stands in a key document.

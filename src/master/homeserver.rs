@@ -1,16 +1,19 @@
 //! What do all parts of one homeserver share?
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
+use serde_json::value::RawValue;
 use tokio_util::task::TaskTracker;
 
-use super::{keys::Keyring, refusal::Refusal, rooms::Rooms, wire::Parts};
+use super::{
+    keys::Keyring,
+    refusal::Refusal,
+    rooms::Rooms,
+    wire::{self, Parts},
+};
 use crate::{
     core::{
         id::{EventId, RoomId, ServerName},
@@ -31,7 +34,7 @@ use crate::{
 const MAX_PREVIOUS: i64 = 20;
 
 /// Events of an auth chain at most. A room with more is not served.
-const MAX_CHAIN: usize = 100_000;
+const MAX_CHAIN: i64 = 100_000;
 
 /// One homeserver.
 pub struct Homeserver {
@@ -140,29 +143,42 @@ impl Homeserver {
         Ok(state.part(&self.stored(), filter).await?)
     }
 
-    /// These events and all that authorise them, and those that authorise these, in no particular order.
-    ///
-    /// # Errors
-    /// The database's; or 500 if there are too many.
-    pub(super) async fn with_auth_chain(&self, ids: Vec<EventId>) -> Result<HashMap<EventId, EventJson>, Refusal> {
-        let mut asked: HashSet<EventId> = ids.iter().cloned().collect();
-        let mut found = HashMap::new();
-        let mut next = ids;
-        while !next.is_empty() {
-            if asked.len() > MAX_CHAIN {
-                return Err(Refusal::failed("the room's auth chain is too long to be served"));
-            }
-            let events = self.store.events_json(&next).await?;
-            next = Vec::new();
-            for event in events {
-                let parts = Parts::read(&event.json).map_err(Refusal::failed)?;
-                next.extend(parts.auth_events().into_iter().filter(|id| asked.insert(id.clone())));
-                found.insert(event.event_id.clone(), event);
-            }
+    /// The whole state before an event.
+    pub(super) async fn state_before_event(&self, parts: &Parts, version: RoomVersion) -> Result<StateMap, Refusal> {
+        match context::state_before(&self.stored(), version, &parts.prev_events()).await {
+            Ok(state) => Ok(state.part(&self.stored(), &StateFilter::All).await?),
+            Err(ContextError::UnknownPrevious(_)) => Err(Refusal::not_found("the state before that event is not known here")),
+            Err(error) => Err(error.into()),
         }
-        Ok(found)
+    }
+
+    /// What authorises these events, and what authorises that, and so on.
+    pub(super) async fn auth_chain(&self, ids: &[EventId]) -> Result<Vec<EventId>, Refusal> {
+        let chain = self.sqlite.auth_chain(ids, MAX_CHAIN).await?;
+        if i64::try_from(chain.len()).is_ok_and(|length| length < MAX_CHAIN) {
+            Ok(chain)
+        } else {
+            Err(Refusal::failed("the room's auth chain is too long to be served"))
+        }
+    }
+
+    /// A state's events and what authorises them, as they go into an answer.
+    pub(super) async fn state_and_chain(&self, state: StateMap) -> Result<(Pdus, Pdus), Refusal> {
+        let ids: Vec<EventId> = state.into_values().collect();
+        let chain = self.auth_chain(&ids).await?;
+        Ok((self.pdus(&ids).await?, self.pdus(&chain).await?))
+    }
+
+    /// Events, as they go into an answer.
+    pub(super) async fn pdus(&self, ids: &[EventId]) -> Result<Pdus, Refusal> {
+        let events = self.store.events_json(ids).await?;
+        let pdus: Result<Pdus, _> = events.into_iter().map(|event| wire::raw(event.json)).collect();
+        pdus.map_err(Refusal::failed)
     }
 }
+
+/// Events in an answer.
+pub(super) type Pdus = Vec<Box<RawValue>>;
 
 impl From<StoreError> for Refusal {
     fn from(error: StoreError) -> Self {

@@ -14,7 +14,7 @@ use crate::{
         event::{self, EventError},
         id::{MAX_ID_BYTES, ServerName},
         signing::{SigningKey, VerifyKey},
-        store::{ServerKey, Sqlite, StoreError},
+        store::{RemoteKey, Sqlite, StoreError},
     },
     federation::client::{AskError, Client, Question},
 };
@@ -74,12 +74,24 @@ pub struct Keyring {
 #[derive(Default)]
 struct Server {
     loaded: bool,
-    keys: HashMap<String, ServerKey>,
+    keys: HashMap<String, Key>,
     /// When it was last asked, and what came of it if that was nothing.
     asked: Option<(Instant, Option<KeyError>)>,
 }
 
+struct Key {
+    key: VerifyKey,
+    valid_until: Millis,
+}
+
 impl Server {
+    fn learn(&mut self, keys: Vec<RemoteKey>) {
+        self.keys.extend(keys.into_iter().filter_map(|RemoteKey { key_id, key, valid_until }| {
+            let key = VerifyKey::from_bytes(&key)?;
+            Some((key_id, Key { key, valid_until }))
+        }));
+    }
+
     fn valid(&self, key_id: &str, at: Millis) -> Option<VerifyKey> {
         let key = self.keys.get(key_id).filter(|key| key.valid_until >= at);
         key.map(|key| key.key.clone())
@@ -110,7 +122,8 @@ impl Keyring {
         let entry = self.entry(server);
         let mut known = entry.lock().await;
         if !known.loaded {
-            known.keys = self.store.server_keys(server).await?.into_iter().map(|key| (key.key_id.clone(), key)).collect();
+            let stored = self.store.remote_keys(server).await?;
+            known.learn(stored);
             known.loaded = true;
         }
         if let Some(key) = known.valid(key_id, at) {
@@ -124,8 +137,8 @@ impl Keyring {
         let fetched = self.fetch(server).await;
         known.asked = Some((Instant::now(), fetched.as_ref().err().cloned()));
         let keys = fetched?;
-        self.store.store_server_keys(server, &keys).await?;
-        known.keys.extend(keys.into_iter().map(|key| (key.key_id.clone(), key)));
+        self.store.store_remote_keys(server, &keys).await?;
+        known.learn(keys);
         known.valid(key_id, at).ok_or_else(unknown)
     }
 
@@ -137,7 +150,7 @@ impl Keyring {
         Arc::clone(servers.entry(server.clone()).or_default())
     }
 
-    async fn fetch(&self, server: &ServerName) -> Result<Vec<ServerKey>, KeyError> {
+    async fn fetch(&self, server: &ServerName) -> Result<Vec<RemoteKey>, KeyError> {
         let question = Question {
             uri: "/_matrix/key/v2/server",
             body: None,
@@ -154,7 +167,7 @@ struct Document {
     server_name: String,
     valid_until_ts: i64,
     #[serde(default)]
-    verify_keys: HashMap<String, Key>,
+    verify_keys: HashMap<String, NewKey>,
     #[serde(default)]
     old_verify_keys: HashMap<String, OldKey>,
     #[serde(default)]
@@ -162,7 +175,7 @@ struct Document {
 }
 
 #[derive(Deserialize)]
-struct Key {
+struct NewKey {
     key: String,
 }
 
@@ -173,7 +186,7 @@ struct OldKey {
 }
 
 /// The keys that the document of `server` names, if one of them signed it.
-fn read(bytes: &[u8], server: &ServerName, now: Millis) -> Result<Vec<ServerKey>, &'static str> {
+fn read(bytes: &[u8], server: &ServerName, now: Millis) -> Result<Vec<RemoteKey>, &'static str> {
     let text = std::str::from_utf8(bytes).map_err(|_| "not UTF-8")?;
     let canonical = canonical_json::encode(text).map_err(|_| "not JSON")?;
     let document: Document = serde_json::from_str(&canonical).map_err(|_| "a part is missing or of the wrong type")?;
@@ -184,23 +197,22 @@ fn read(bytes: &[u8], server: &ServerName, now: Millis) -> Result<Vec<ServerKey>
         return Err("it names too many keys");
     }
     let signatures = document.signatures.get(server.as_str());
-    let message = event::unsigned_object(&canonical);
+    let message = event::signed_object(&canonical);
     let valid_until = Millis(document.valid_until_ts).min(now.plus(MAX_VALIDITY));
     let mut signed = false;
     let mut keys = Vec::new();
-    for (key_id, Key { key }) in document.verify_keys {
+    for (key_id, NewKey { key }) in document.verify_keys {
         let Some(key) = usable(&key_id, &key) else { continue };
         let signature = signatures.and_then(|signatures| signatures.get(&key_id));
         signed |= signature.is_some_and(|signature| key.verifies(message.as_bytes(), signature));
-        keys.push(ServerKey { key_id, key, valid_until });
+        keys.push(remote_key(key_id, &key, valid_until));
     }
     if !signed {
         return Err("none of its keys has signed it");
     }
     for (key_id, OldKey { key, expired_ts }) in document.old_verify_keys {
         if let Some(key) = usable(&key_id, &key) {
-            let valid_until = Millis(expired_ts).min(now);
-            keys.push(ServerKey { key_id, key, valid_until });
+            keys.push(remote_key(key_id, &key, Millis(expired_ts).min(now)));
         }
     }
     Ok(keys)
@@ -209,4 +221,69 @@ fn read(bytes: &[u8], server: &ServerName, now: Millis) -> Result<Vec<ServerKey>
 fn usable(key_id: &str, key: &str) -> Option<VerifyKey> {
     let known = key_id.starts_with("ed25519:") && key_id.len() <= MAX_ID_BYTES;
     known.then(|| VerifyKey::from_base64(key)).flatten()
+}
+
+fn remote_key(key_id: String, key: &VerifyKey, valid_until: Millis) -> RemoteKey {
+    RemoteKey {
+        key_id,
+        key: key.as_bytes().to_vec(),
+        valid_until,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Millis = Millis(1_700_000_000_000);
+
+    fn key() -> SigningKey {
+        SigningKey::from_seed("a", &[1; 32])
+    }
+
+    fn signed(document: &serde_json::Value) -> Vec<u8> {
+        event::sign_object(&document.to_string(), &"a.example".into(), &key()).expect("signed").into_bytes()
+    }
+
+    #[test]
+    fn what_we_say_of_our_keys_others_believe() {
+        let server = ServerName::from("a.example");
+        let document = own_document(&server, &key(), NOW).expect("a document");
+        let keys = read(document.as_bytes(), &server, NOW).expect("believed");
+        let expected = remote_key("ed25519:a".into(), &key().verify_key(), NOW.plus(OUR_VALIDITY));
+        assert_eq!(keys, [expected]);
+        assert!(read(document.as_bytes(), &"b.example".into(), NOW).is_err());
+        let forged = document.replace("valid_until_ts", "valid_until_tz");
+        assert!(read(forged.as_bytes(), &server, NOW).is_err());
+        let forged = document.replace("1700086400000", "1700086400001");
+        assert_eq!(read(forged.as_bytes(), &server, NOW), Err("none of its keys has signed it"));
+    }
+
+    #[test]
+    fn old_keys_hold_until_they_expired_and_none_for_ever() {
+        let server = ServerName::from("a.example");
+        let public = key().verify_key().to_base64();
+        let document = json!({
+            "server_name": "a.example",
+            "valid_until_ts": i64::MAX,
+            "verify_keys": { "ed25519:a": { "key": public }, "rsa:b": { "key": "x" }, "ed25519:bad": { "key": "x" } },
+            "old_verify_keys": { "ed25519:old": { "key": public, "expired_ts": 5 } },
+        });
+        let mut keys = read(&signed(&document), &server, NOW).expect("believed");
+        keys.sort_by(|a, b| a.key_id.cmp(&b.key_id));
+        let of: Vec<_> = keys.iter().map(|key| (key.key_id.as_str(), key.valid_until)).collect();
+        assert_eq!(of, [("ed25519:a", NOW.plus(MAX_VALIDITY)), ("ed25519:old", Millis(5))]);
+    }
+
+    #[test]
+    fn hostile_documents_are_refused() {
+        let server = ServerName::from("a.example");
+        for text in ["", "[]", "{}", "\u{0}", r#"{"server_name":"a.example","valid_until_ts":"x"}"#] {
+            assert!(read(text.as_bytes(), &server, NOW).is_err(), "{text}");
+        }
+        assert!(read(b"\xff", &server, NOW).is_err());
+        let many: HashMap<String, _> = (0..=MAX_KEYS).map(|n| (format!("ed25519:{n}"), json!({ "key": "x" }))).collect();
+        let document = json!({ "server_name": "a.example", "valid_until_ts": 1, "verify_keys": many });
+        assert_eq!(read(&signed(&document), &server, NOW), Err("it names too many keys"));
+    }
 }

@@ -11,7 +11,7 @@ use crate::core::{
     event::VerifiedEvent,
     id::{EventId, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering, Token},
     replication::{gap::Group, ids::StaleId, rows},
-    room_version::{EventFormat, RoomVersion},
+    room_version::RoomVersion,
     rules::{self, RoomEvent, RulesError},
     state::{
         context::{self, ContextError, NewArrival, StateBefore, StateReader},
@@ -36,6 +36,8 @@ pub struct Arrival {
 pub enum Source {
     /// We made it: then it is not stored. What a client calls it, so that it is made once only.
     Ours(Option<String>),
+    /// We made it and another server let it in, and tells the others: if it is not allowed here, it is not stored.
+    Joined,
     /// Another server has others learn of it through us: then it is not stored.
     OnBehalfOf(ServerName),
     /// It is in the room whether we like it or not: then it is stored as rejected.
@@ -152,7 +154,7 @@ impl Homeserver {
             prev_events: &prev_events,
         };
         let mut context = context::compute_event_context(&reader, new).await?;
-        let checked = self.check(&reader, room, version, &event, &parts, context.before()).await;
+        let checked = self.check(&reader, version, &event, context.before()).await;
         let mut verdict = match if_forbidden(checked)? {
             None => Verdict::New,
             Some(why) => {
@@ -237,10 +239,10 @@ impl Homeserver {
                 continue;
             }
             let Ok(event) = RoomEvent::read(&arrival.event_id, &arrival.json, false) else { continue };
-            let named = auth_events(&parts, version, room);
+            let named = authorising(version, &event);
             let unknown: Vec<EventId> = named.iter().filter(|id| !known.contains_key(*id)).cloned().collect();
             known.extend(context::events(&self.stored(), &unknown).await?);
-            if let Err(error) = check_by_auth_events(version, &event, &parts, &named, &known) {
+            if let Err(error) = check_by_auth_events(version, &event, &known) {
                 debug!(%room, event_id = %arrival.event_id, %error, "an event is left out");
                 continue;
             }
@@ -327,50 +329,41 @@ impl Homeserver {
     async fn check(
         &self,
         reader: &Reader<'_>,
-        room: &RoomId,
         version: RoomVersion,
         event: &RoomEvent,
-        parts: &Parts,
         before: &StateBefore,
     ) -> Result<(), PersistError> {
-        let named = auth_events(parts, version, room);
-        let known = context::events(reader, &named).await?;
-        check_by_auth_events(version, event, parts, &named, &known)?;
-        Ok(before.auth_check(reader, version, event).await?)
+        let named = event.auth_events();
+        let here = self.sqlite.known_events(&named).await?;
+        let missing: Vec<EventId> = named.into_iter().filter(|id| !here.contains_key(id)).collect();
+        if !missing.is_empty() {
+            return Err(PersistError::MissingAuth(missing));
+        }
+        Ok(before.check_arrival(reader, version, event).await?)
     }
 }
 
-/// The events that authorise this one, with the create event that room version 12 leaves unsaid.
-fn auth_events(parts: &Parts, version: RoomVersion, room: &RoomId) -> Vec<EventId> {
-    let mut named = parts.auth_events();
-    if version.format() == EventFormat::V4
-        && parts.kind != "m.room.create"
-        && let Some(create) = room.as_str().strip_prefix('!')
-    {
-        named.push(format!("${create}").into());
-    }
-    named
-}
-
+/// Checks an event by the events that it says authorise it; `known` are those that are here.
 fn check_by_auth_events(
     version: RoomVersion,
     event: &RoomEvent,
-    parts: &Parts,
-    named: &[EventId],
     known: &HashMap<EventId, RoomEvent>,
 ) -> Result<(), PersistError> {
+    let named = authorising(version, event);
     let missing: Vec<EventId> = named.iter().filter(|id| !known.contains_key(*id)).cloned().collect();
     if !missing.is_empty() {
         return Err(PersistError::MissingAuth(missing));
     }
     rules::check_auth_events(version, event, known)?;
-    // A create event has nothing before it.
-    if parts.kind == "m.room.create" {
-        return Ok(());
-    }
     let state = named.iter().filter_map(|id| Some((known.get(id)?.state_key()?, id.clone())));
-    let state: StateMap = state.collect();
-    Ok(rules::auth_check(version, event, &state, known)?)
+    Ok(rules::auth_check(version, event, &state.collect(), known)?)
+}
+
+/// The events that authorise this one, with the create event that room version 12 leaves unsaid.
+fn authorising(version: RoomVersion, event: &RoomEvent) -> Vec<EventId> {
+    let mut named = event.auth_events();
+    named.extend(event.unsaid_create_event(version));
+    named
 }
 
 fn row(arrival: &Arrival, parts: &Parts, version: RoomVersion, outcome: Outcome, room: &RoomId) -> PersistEvent {
@@ -381,6 +374,9 @@ fn row(arrival: &Arrival, parts: &Parts, version: RoomVersion, outcome: Outcome,
         }
         Source::OnBehalfOf(server) => {
             metadata.insert("send_on_behalf_of".into(), server.as_str().into());
+        }
+        Source::Joined => {
+            metadata.insert("proactively_send".into(), false.into());
         }
         Source::Ours(None) | Source::Elsewhere => {}
     }

@@ -1,9 +1,16 @@
 //! What of an event's JSON is read here, and how is it put into an answer?
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
-use crate::core::id::{EventId, RoomId};
+use crate::core::{
+    clock::Millis,
+    id::{EventId, RoomId},
+    room_version::{EventFormat, RoomVersion},
+};
+
+/// Nothing is sticky for longer than an hour, ms.
+pub const MAX_STICKY: i64 = 3_600_000;
 
 /// The parts of a sound event that are looked at. (Only its form is known to be right, not that it is allowed.)
 #[derive(Debug, Clone, Deserialize)]
@@ -26,12 +33,18 @@ pub struct Parts {
     auth_events: Vec<String>,
     #[serde(default)]
     content: Content,
+    #[serde(default)]
+    redacts: Option<Value>,
+    #[serde(default, rename = "msc4354_sticky")]
+    sticky: Option<Value>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 struct Content {
     #[serde(default)]
-    membership: Option<serde_json::Value>,
+    membership: Option<Value>,
+    #[serde(default)]
+    redacts: Option<Value>,
 }
 
 impl Parts {
@@ -41,6 +54,19 @@ impl Parts {
     /// What is missing.
     pub fn read(json: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(json)
+    }
+
+    /// Reads an event that must be of that room.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub fn of_room(json: &str, room: &RoomId, version: RoomVersion) -> Result<Self, String> {
+        let parts = Self::read(json).map_err(|error| error.to_string())?;
+        let of_room = match &parts.room_id {
+            Some(named) => named == room.as_str(),
+            None => version.format() == EventFormat::V4 && parts.kind == "m.room.create",
+        };
+        if of_room { Ok(parts) } else { Err("it is an event of another room".into()) }
     }
 
     /// Its room.
@@ -63,6 +89,22 @@ impl Parts {
         let membership = self.content.membership.as_ref()?.as_str()?;
         (self.kind == "m.room.member").then_some(membership)
     }
+
+    /// The event that it redacts.
+    pub fn redacts(&self, version: RoomVersion) -> Option<EventId> {
+        let in_content = version.has_updated_redaction_rules();
+        let redacts = if in_content { &self.content.redacts } else { &self.redacts };
+        let redacts = redacts.as_ref()?.as_str()?;
+        (self.kind == "m.room.redaction").then(|| redacts.into())
+    }
+
+    /// When it ceases to be sticky, if it is (MSC4354) and was taken in at `received`. An end that is past is none.
+    pub fn sticky_until(&self, received: Millis) -> Option<Millis> {
+        let duration = self.sticky.as_ref()?.get("duration_ms")?.as_u64()?;
+        let duration = i64::try_from(duration).unwrap_or(MAX_STICKY).min(MAX_STICKY);
+        let until = Millis(self.origin_server_ts).min(received).plus(duration);
+        (until > received).then_some(until)
+    }
 }
 
 /// A stored event's JSON, to be put into an answer as it is.
@@ -71,4 +113,43 @@ impl Parts {
 /// If it is no JSON: the row is damaged.
 pub fn raw(json: String) -> Result<Box<RawValue>, serde_json::Error> {
     RawValue::from_string(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(more: &str) -> Parts {
+        let json = format!(
+            r#"{{"type":"m.test","sender":"@a:b","depth":1,"origin_server_ts":1000,"prev_events":[],"auth_events":[],
+                "content":{{}},"room_id":"!r"{more}}}"#
+        );
+        Parts::read(&json).expect("sound")
+    }
+
+    #[test]
+    fn stickiness_begins_with_the_earlier_clock_and_lasts_an_hour_at_most() {
+        let until = |sticky: &str, received| {
+            parts(&format!(r#","msc4354_sticky":{sticky}"#)).sticky_until(Millis(received)).map(|until| until.0)
+        };
+        assert_eq!(until(r#"{"duration_ms":500}"#, 1200), Some(1500));
+        assert_eq!(until(r#"{"duration_ms":500}"#, 900), Some(1400), "made in the future");
+        assert_eq!(until(r#"{"duration_ms":500}"#, 1500), None, "over");
+        assert_eq!(until(r#"{"duration_ms":18446744073709551615}"#, 1000), Some(3_601_000));
+        for never in [r#"{"duration_ms":0}"#, r#"{"duration_ms":-5}"#, r#"{"duration_ms":"9"}"#, "{}", "7", "null"] {
+            assert_eq!(until(never, 1000), None, "{never}");
+        }
+        assert_eq!(parts("").sticky_until(Millis(0)), None);
+    }
+
+    #[test]
+    fn an_event_of_another_room_is_not_ours() {
+        let version = RoomVersion::of("11").expect("known");
+        let json = r#"{"type":"m.room.create","sender":"@a:b","depth":1,"origin_server_ts":1,"prev_events":[],"auth_events":[]}"#;
+        assert!(Parts::of_room(json, &"!r".into(), version).is_err());
+        assert!(Parts::of_room(json, &"!r".into(), RoomVersion::of("12").expect("known")).is_ok());
+        let json = json.replace('}', r#","room_id":"!r"}"#);
+        assert!(Parts::of_room(&json, &"!r".into(), version).is_ok());
+        assert!(Parts::of_room(&json, &"!s".into(), version).is_err());
+    }
 }

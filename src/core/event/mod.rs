@@ -27,7 +27,7 @@ pub use self::{
     build::NewEvent,
     received::{ReceivedEvent, SignatureError, Signer, VerifiedEvent},
     redaction::event_id,
-    signing::{SignedEvent, finish, sign, sign_object},
+    signing::{SignedEvent, finish, sign, sign_object, signed_object},
 };
 
 /// Largest integer that every JSON implementation holds, and so the largest depth a receiver accepts.

@@ -73,8 +73,14 @@ pub fn sign(
 pub fn sign_object(json: &str, server: &ServerName, key: &SigningKey) -> Result<String, EventError> {
     let canonical = canonical_json::encode(json)?;
     let root = Value::of(&canonical);
-    let message = without(root, &["signatures", "unsigned"]);
+    let message = signed_object(&canonical);
     Ok(with_signature(root, message.as_bytes(), server, key))
+}
+
+/// What the signatures of an object that is no event cover. The object is canonical.
+#[must_use]
+pub fn signed_object(canonical: &str) -> String {
+    without(Value::of(canonical), &["signatures", "unsigned"])
 }
 
 /// What an event's signatures cover, and its id is the hash of.

@@ -2,37 +2,64 @@
 
 use super::{
     gap::{CacheInvalidation, FetchError, GapSource},
-    positions::Positions,
+    master::MasterStart,
+    positions::{Position, Positions},
     reader::StartPositions,
     stream::Stream,
 };
 use crate::core::{
-    id::{InstanceName, StreamOrdering, Token},
+    id::{InstanceName, Token},
     store::{Store, StoreError},
 };
 
 /// Positions read at once.
 const PAGE: i64 = 10_000;
 
-/// Where the streams stand, for a process that starts now. `writers` are those of `events`.
+/// Where the streams stand, for a sender that starts now. `writers` are those of `events`.
 ///
 /// # Errors
 /// Those of the database.
 pub async fn start_positions(store: &Store, writers: &[InstanceName]) -> Result<StartPositions, StoreError> {
-    let stored: Vec<_> = match Stream::Events.stored_as() {
+    Ok(StartPositions {
+        events: positions(store, writers).await?,
+        caches: caches(store).await?,
+    })
+}
+
+/// Where the streams stand, for a master that starts now. `writers` are those of `events`; `presence`: see
+/// [`MasterStart::presence`].
+///
+/// # Errors
+/// Those of the database.
+pub async fn master_start(store: &Store, writers: &[InstanceName], presence: Token) -> Result<MasterStart, StoreError> {
+    Ok(MasterStart {
+        events: positions(store, writers).await?,
+        sticky_events: positions(store, writers).await?,
+        caches: caches(store).await?,
+        presence,
+    })
+}
+
+async fn caches(store: &Store) -> Result<Token, StoreError> {
+    let greatest = store.greatest_position(Stream::Caches.tables()).await?;
+    Ok(greatest.unwrap_or_default())
+}
+
+async fn positions<P: Position>(store: &Store, writers: &[InstanceName]) -> Result<Positions<P>, StoreError> {
+    let stored = match P::STREAM.stored_as() {
         Some(name) => store.stored_positions(name).await?,
         None => vec![],
     };
     let stored: Vec<_> = stored
         .into_iter()
-        .map(|(writer, token)| (writer, StreamOrdering(token.0)))
+        .map(|(writer, token)| (writer, P::at(token)))
         .collect();
-    let tables = Stream::Events.tables();
+    let tables = P::STREAM.tables();
     let mut ids = vec![];
     match Positions::oldest_stored(writers, &stored) {
         None => ids.extend(store.greatest_position(tables).await?),
         Some(oldest) => {
-            let mut from = Token(oldest.0);
+            let mut from = oldest.token();
             loop {
                 let page = store.positions_from(tables, from, PAGE).await?;
                 let full = i64::try_from(page.len()).is_ok_and(|read| read >= PAGE);
@@ -44,14 +71,7 @@ pub async fn start_positions(store: &Store, writers: &[InstanceName]) -> Result<
             }
         }
     }
-    let ids = ids.into_iter().map(|id| StreamOrdering(id.0));
-    Ok(StartPositions {
-        events: Positions::at_start(writers, &stored, ids),
-        caches: store
-            .greatest_position(Stream::Caches.tables())
-            .await?
-            .unwrap_or_default(),
-    })
+    Ok(Positions::at_start(writers, &stored, ids.into_iter().map(P::at)))
 }
 
 impl GapSource for Store {

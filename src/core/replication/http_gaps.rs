@@ -150,3 +150,30 @@ fn page(answer: Answer) -> Page {
         limited: answer.limited,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::replication::{memory_log::MemoryLog, stream::Stream};
+
+    #[test]
+    fn what_the_writing_side_answers_is_understood() {
+        let mut log = MemoryLog::new(Stream::Typing, Token(0));
+        for room in 0..101 {
+            let row = RawValue::from_string(format!(r#"["!{room}",[]]"#)).unwrap();
+            log.push(&format!("!{room}"), row);
+        }
+        let page_of = |from, to| {
+            let text = serde_json::to_string(&log.updates(Token(from), Token(to))).unwrap();
+            page(serde_json::from_str(&text).unwrap())
+        };
+        let first = page_of(0, 101);
+        assert_eq!(
+            (first.groups.len(), first.up_to, first.limited),
+            (100, Token(100), true)
+        );
+        let last = page_of(100, 101);
+        assert_eq!((last.groups.len(), last.up_to, last.limited), (1, Token(101), false));
+        assert_eq!(last.groups[0].rows[0].get(), r#"["!100",[]]"#);
+    }
+}

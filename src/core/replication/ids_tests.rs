@@ -228,7 +228,6 @@ impl World {
                 let ready = self.writers[writer].abandon(write.key, &write.ids);
                 self.publish(writer, &ready);
             }
-            Step::Finish(..) | Step::Abandon(..) => {}
             Step::Announce(writer) => self.say(writer, self.writers[writer].position()),
             Step::Deliver(hearer, pick) if pick < self.bus[hearer].len() => {
                 let (writer, position) = self.bus[hearer].remove(pick);
@@ -241,7 +240,7 @@ impl World {
             Step::Lose(hearer, pick) if pick < self.bus[hearer].len() => {
                 self.bus[hearer].remove(pick);
             }
-            Step::Deliver(..) | Step::Lose(..) => {}
+            Step::Finish(..) | Step::Abandon(..) | Step::Deliver(..) | Step::Lose(..) => {}
         }
         self.check();
     }

@@ -32,7 +32,7 @@ pub mod syncing;
 pub mod task;
 pub mod writer;
 
-pub use from_store::start_positions;
+pub use from_store::{master_start, start_positions};
 
 #[cfg(test)]
 mod scripts;

@@ -138,7 +138,6 @@ impl Outbox {
             state.waiting.push_front(line);
         }
         state.retain_lasting();
-        state.waiting.truncate(MAX_WAITING);
     }
 
     /// The next lines to send in one go; waits until there is one.
@@ -149,7 +148,7 @@ impl Outbox {
                 if state.open && !state.waiting.is_empty() {
                     let count = state.waiting.len().min(MAX_BATCH);
                     let lines: Vec<_> = state.waiting.drain(..count).collect();
-                    state.bytes = state.waiting.iter().map(|line| line.text.len()).sum();
+                    state.bytes -= bytes(&lines);
                     return lines;
                 }
             }
@@ -198,8 +197,13 @@ impl Outbox {
 impl State {
     fn retain_lasting(&mut self) {
         self.waiting.retain(|line| line.kind == Kind::Lasting);
-        self.bytes = self.waiting.iter().map(|line| line.text.len()).sum();
+        self.waiting.truncate(MAX_WAITING);
+        self.bytes = bytes(&self.waiting);
     }
+}
+
+fn bytes<'a>(lines: impl IntoIterator<Item = &'a Line>) -> usize {
+    lines.into_iter().map(|line| line.text.len()).sum()
 }
 
 #[cfg(test)]

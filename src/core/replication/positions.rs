@@ -23,6 +23,9 @@ pub trait Position: Copy + Ord + Default + Debug + Send + Sync + 'static {
     /// The stream.
     const STREAM: Stream;
 
+    /// The source of its ids in PostgreSQL.
+    const SEQUENCE: &'static str;
+
     /// From what stands on the wire.
     fn at(token: Token) -> Self;
 
@@ -38,6 +41,7 @@ pub trait Position: Copy + Ord + Default + Debug + Send + Sync + 'static {
 
 impl Position for StreamOrdering {
     const STREAM: Stream = Stream::Events;
+    const SEQUENCE: &'static str = "events_stream_seq";
 
     fn at(token: Token) -> Self {
         Self(token.0)
@@ -50,6 +54,7 @@ impl Position for StreamOrdering {
 
 impl Position for StickyPosition {
     const STREAM: Stream = Stream::StickyEvents;
+    const SEQUENCE: &'static str = "sticky_events_sequence";
 
     fn at(token: Token) -> Self {
         Self(token.0)

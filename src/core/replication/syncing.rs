@@ -139,8 +139,8 @@ mod tests {
         (InstanceId::draw(&mut rng), InstanceId::draw(&mut rng))
     }
 
-    fn started(user: &str) -> Option<Change> {
-        Some(Change::Started(user.to_owned()))
+    fn started(user: &str) -> Change {
+        Change::Started(user.to_owned())
     }
 
     fn stopped(user: &str) -> Change {
@@ -154,7 +154,7 @@ mod tests {
         let now = Millis(0);
         assert_eq!(
             syncing.heard(one.clone(), device("@ann", "PHONE"), true, now),
-            started("@ann")
+            Some(started("@ann"))
         );
         assert_eq!(
             syncing.heard(one.clone(), device("@ann", "PHONE"), true, now),
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(syncing.wake_at(), None);
         assert_eq!(syncing.clients, 0);
         let again = syncing.heard(crashes, device("@bob", "B"), true, Millis(7 * MINUTE));
-        assert_eq!(again, started("@bob"), "it was only slow");
+        assert_eq!(again, Some(started("@bob")), "it was only slow");
     }
 
     #[test]

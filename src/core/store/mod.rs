@@ -15,7 +15,7 @@ mod sqlite;
 pub use self::{
     error::StoreError,
     interface::{InstanceLock, Store},
-    sqlite::{APPLICATION_ID, Known, Outcome, PersistEvent, Persisted, RemoteKey, Sqlite, StateChange},
+    sqlite::{APPLICATION_ID, HeldEvent, Known, Outcome, PersistEvent, Persisted, RemoteKey, Sqlite, StateChange},
 };
 use std::collections::{BTreeSet, HashSet};
 

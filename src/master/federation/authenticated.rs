@@ -32,7 +32,7 @@ impl FromRequest<Arc<Homeserver>> for FromServer {
         let header = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let header = header.ok_or_else(|| unauthorized("the request is not signed: it has no Authorization header"))?;
         let credentials = Credentials::parse(header).map_err(|error| unauthorized(error.to_string()))?;
-        let us = homeserver.name();
+        let us = &homeserver.name;
         if !credentials.are_for(us) {
             return Err(unauthorized(format!("the request is signed for another server; this is {us}")));
         }
@@ -47,7 +47,7 @@ impl FromRequest<Arc<Homeserver>> for FromServer {
                 .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "M_NOT_JSON", format!("the body: {error}")))?
         };
         let now = clock::now().wall;
-        let key = homeserver.keys().get(&credentials.origin, &credentials.key_id, now).await;
+        let key = homeserver.keys.get(&credentials.origin, &credentials.key_id, now).await;
         let key = key.map_err(|error| unauthorized(error.to_string()))?;
         let uri = head.uri.path_and_query().map_or("/", |uri| uri.as_str());
         let signed = (!content.is_empty()).then_some(content.as_bytes());

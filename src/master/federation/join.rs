@@ -1,6 +1,6 @@
 //! Other servers' users join our rooms through us.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     extract::{Path, Query, State},
@@ -13,17 +13,24 @@ use serde_json::{json, value::RawValue};
 use super::authenticated::FromServer;
 use crate::{
     core::{
-        clock,
         event::{self, ReceivedEvent},
         id::{EventId, RoomId, domain_of},
     },
     master::{
         homeserver::Homeserver,
+        local::Draft,
         persist::{Arrival, Source},
         refusal::{Json, Refusal, answer},
         wire::{self, Parts},
     },
 };
+
+/// What is to be signed by the joiner.
+#[derive(Serialize)]
+struct Template {
+    room_version: String,
+    event: Box<RawValue>,
+}
 
 /// What the joiner is told of the room.
 #[derive(Serialize)]
@@ -47,7 +54,7 @@ pub(super) async fn make_join(
         return Err(Refusal::forbidden("the user is not one of your server's"));
     }
     let version = homeserver.our_room(&room).await?;
-    let version_id = homeserver.version_id(&room).await?;
+    let version_id = homeserver.sqlite.room_version(&room).await?.unwrap_or_default();
     let mut offered = query.iter().filter(|(key, _)| key == "ver").map(|(_, version)| version.as_str()).peekable();
     // Who names none means version 1.
     if !offered.any(|offered| offered == version_id) {
@@ -58,19 +65,13 @@ pub(super) async fn make_join(
         });
         return Ok(answer(StatusCode::BAD_REQUEST, &body));
     }
-    let content = r#"{"membership":"join"}"#;
-    let template = homeserver.template(&room, version, &user, "m.room.member", Some(&user), content, &[]).await?;
+    let template = homeserver.template(&room, version, &Draft::membership(&user, &user, "join")).await?;
     // As if it were signed, to see whether it would be let in.
-    let signed = event::finish(&template, version, &homeserver.name, &homeserver.key);
-    let signed = signed.map_err(|error| Refusal::malformed(error.to_string()))?;
+    let signed = event::finish(&template, version, &homeserver.name, &homeserver.key)?;
     homeserver.check_new(&room, version, &signed).await?;
     let event = wire::raw(template).map_err(Refusal::failed)?;
-    #[derive(Serialize)]
-    struct Template {
-        room_version: String,
-        event: Box<RawValue>,
-    }
-    Ok(Json(Template { room_version: version_id, event }).into_response())
+    let room_version = version_id;
+    Ok(Json(Template { room_version, event }).into_response())
 }
 
 pub(super) async fn send_join(
@@ -104,8 +105,8 @@ pub(super) async fn send_join(
         async move {
             let lock = homeserver.rooms.lock(&room).await;
             // Those who were in the room before; afterwards it could have changed.
-            let state = homeserver.state_before_event(&arrival.event_id, &parts, version).await?;
-            homeserver.persist(&lock, version, &arrival, HashMap::new()).await?;
+            let state = homeserver.state_before_event(&parts, version).await?;
+            homeserver.persist(&lock, version, &arrival, None).await?;
             Ok::<_, Refusal>((state, arrival.json))
         }
     };

@@ -1,6 +1,6 @@
 //! Other servers look up events and state of rooms they are in.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use axum::extract::{Path, Query, State};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::{
         clock,
         id::{EventId, RoomId, ServerName},
         room_version::RoomVersion,
-        state::map::{StateFilter, StateMap},
+        state::map::StateMap,
     },
     master::{
         homeserver::Homeserver,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Events given in one answer to a server that misses some, and ids in its question.
-const MAX_MISSING: usize = 100;
+const MAX_MISSING: i64 = 100;
 const MAX_ASKED: usize = 100;
 
 #[derive(Deserialize)]
@@ -35,7 +35,7 @@ struct Gap {
     earliest_events: Vec<String>,
     latest_events: Vec<String>,
     #[serde(default)]
-    limit: Option<usize>,
+    limit: Option<i64>,
     #[serde(default)]
     min_depth: i64,
 }
@@ -84,13 +84,9 @@ pub(super) async fn state_ids(
 ) -> Answer {
     let state = state_before(&homeserver, &from.origin, room.into(), event_id.into()).await?;
     let ids: Vec<EventId> = state.into_values().collect();
-    let texts = |ids: &mut dyn Iterator<Item = &EventId>| ids.map(|id| id.as_str().to_owned()).collect::<Vec<_>>();
-    let in_state: HashSet<EventId> = ids.iter().cloned().collect();
-    let chain = homeserver.with_auth_chain(ids).await?;
-    Ok(Json(json!({
-        "pdu_ids": texts(&mut in_state.iter()),
-        "auth_chain_ids": texts(&mut chain.keys()),
-    })))
+    let chain = homeserver.auth_chain(&ids).await?;
+    let texts = |ids: &[EventId]| ids.iter().map(|id| id.as_str().to_owned()).collect::<Vec<_>>();
+    Ok(Json(json!({ "pdu_ids": texts(&ids), "auth_chain_ids": texts(&chain) })))
 }
 
 pub(super) async fn state(
@@ -118,7 +114,7 @@ async fn state_before(
     if parts.room_id() != Some(room) {
         return Err(nothing());
     }
-    Ok(homeserver.state_before_event(&event_id, &parts, version).await?)
+    homeserver.state_before_event(&parts, version).await
 }
 
 /// A server may look into a room that we are in, and that it is in, too.
@@ -142,35 +138,13 @@ pub(super) async fn missing_events(
         return Err(Refusal::malformed(format!("more than {MAX_ASKED} event ids")));
     }
     allowed(&homeserver, &from.origin, &room).await?;
-    let limit = gap.limit.unwrap_or(10).min(MAX_MISSING);
-    let ids = |ids: Vec<String>| ids.into_iter().map(EventId::from);
-    // The asker has these, and what is below them.
-    let mut seen: HashSet<EventId> = ids(gap.earliest_events).collect();
-    let mut next: Vec<EventId> = ids(gap.latest_events).filter(|id| seen.insert(id.clone())).collect();
-    let mut events: Vec<(i64, String)> = Vec::new();
-    let mut asked_from = true;
-    while !next.is_empty() && events.len() < limit {
-        let found = homeserver.store.events_json(&next).await?;
-        next = Vec::new();
-        let mut level = Vec::new();
-        for event in found {
-            let parts = Parts::read(&event.json).map_err(Refusal::failed)?;
-            if parts.room_id().as_ref() != Some(&room) {
-                continue;
-            }
-            if asked_from || parts.depth >= gap.min_depth {
-                next.extend(parts.prev_events().into_iter().filter(|id| seen.insert(id.clone())));
-            }
-            if !asked_from && parts.depth >= gap.min_depth {
-                level.push((parts.depth, event.json));
-            }
-        }
-        level.sort_unstable_by_key(|(depth, _)| std::cmp::Reverse(*depth));
-        events.extend(level.into_iter().take(limit - events.len()));
-        asked_from = false;
-    }
-    events.sort_by_key(|(depth, _)| *depth);
-    let events: Result<_, _> = events.into_iter().map(|(_, json)| wire::raw(json)).collect();
+    let ids = |ids: Vec<String>| ids.into_iter().map(EventId::from).collect::<Vec<_>>();
+    let (earliest, latest) = (ids(gap.earliest_events), ids(gap.latest_events));
+    let limit = gap.limit.unwrap_or(10).clamp(0, MAX_MISSING);
+    let found = homeserver.sqlite.events_between(&room, &earliest, &latest, gap.min_depth, limit).await?;
+    let mut events = homeserver.store.events_json(&found).await?;
+    events.sort_by_key(|event| found.iter().position(|id| *id == event.event_id));
+    let events: Result<_, _> = events.into_iter().map(|event| wire::raw(event.json)).collect();
     Ok(Json(Missing {
         events: events.map_err(Refusal::failed)?,
     }))

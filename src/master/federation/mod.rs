@@ -14,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post, put},
 };
+pub(super) use self::transaction::come_again;
 use serde_json::json;
 
 use super::{
@@ -45,6 +46,6 @@ pub(super) fn routes(homeserver: Arc<Homeserver>) -> Router {
 }
 
 async fn keys(State(homeserver): State<Arc<Homeserver>>) -> Result<Response, Refusal> {
-    let document = keys::own_document(homeserver.name(), homeserver.key(), clock::now().wall).map_err(Refusal::failed)?;
+    let document = keys::own_document(&homeserver.name, &homeserver.key, clock::now().wall).map_err(Refusal::failed)?;
     Ok(([(header::CONTENT_TYPE, "application/json")], document).into_response())
 }

@@ -6,11 +6,25 @@ use super::Postgres;
 use crate::core::{
     clock::Millis,
     id::{InstanceName, Token},
-    replication::{gap::CacheInvalidation, stream::Table},
+    replication::{gap::CacheInvalidation, positions::Position, stream::Table},
     store::{StoreError, sql},
 };
 
 impl Postgres {
+    /// The next ids of a stream, ascending. They are gone for good, whether used or not. (An embedded database has no
+    /// such thing: there an id is the row's, given when it is inserted.)
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn next_ids<P: Position>(&self, count: u32) -> Result<Vec<P>, StoreError> {
+        let ids: Vec<i64> = sqlx::query_scalar("SELECT nextval($1::text::regclass) FROM generate_series(1, $2::int8)")
+            .bind(P::SEQUENCE)
+            .bind(i64::from(count))
+            .fetch_all(&self.pool)
+            .await?;
+        Ok(ids.into_iter().map(|id| P::at(Token(id))).collect())
+    }
+
     pub(in crate::core::store) async fn stored_positions(
         &self,
         stream_name: &str,

@@ -12,6 +12,7 @@ mod deltas;
 mod destinations;
 mod events;
 mod history;
+mod holdings;
 mod homeserver;
 mod lock;
 mod persist;
@@ -24,6 +25,7 @@ mod streams;
 
 pub use self::{
     history::Known,
+    holdings::HeldEvent,
     homeserver::RemoteKey,
     lock::FileLock,
     persist::{Outcome, PersistEvent, Persisted, StateChange},
