@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 mod check;
+mod demo;
 pub mod lifecycle;
 mod logging;
 mod run;
@@ -13,7 +14,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 
 /// A Matrix federation sender that takes the place of Synapse's `federation_sender` worker.
 #[derive(Debug, Parser)]
@@ -27,6 +28,8 @@ pub struct Cli {
 enum Command {
     /// Send events, until stopped
     Run(ConfigArgs),
+    /// Show the main job live: real homeservers on the loopback, nothing else needed
+    Demo(demo::DemoArgs),
     /// Read the configuration, say what it means, and send nothing
     Check(ConfigArgs),
 }
@@ -43,8 +46,14 @@ struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    fn load(&self) -> Result<Config, ConfigError> {
-        Config::load(&self.synapse, self.own.as_deref())
+    fn with_config(&self, command: impl FnOnce(Config) -> ExitCode) -> ExitCode {
+        match Config::load(&self.synapse, self.own.as_deref()) {
+            Ok(config) => command(config),
+            Err(error) => {
+                eprintln!("burdock: {error}");
+                ExitCode::from(2)
+            }
+        }
     }
 }
 
@@ -53,20 +62,15 @@ impl Cli {
     /// configuration is wrong (or, from clap, the arguments are).
     #[must_use]
     pub fn execute(&self) -> ExitCode {
-        let (Command::Run(args) | Command::Check(args)) = &self.command;
-        let config = match args.load() {
-            Ok(config) => config,
-            Err(error) => {
-                eprintln!("burdock: {error}");
-                return ExitCode::from(2);
-            }
-        };
         match &self.command {
-            Command::Run(_) => run::run(config),
-            Command::Check(_) => match stdout().write_all(check::summary(&config).as_bytes()) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(_) => ExitCode::FAILURE,
-            },
+            Command::Run(args) => args.with_config(run::run),
+            Command::Demo(args) => demo::run(args),
+            Command::Check(args) => args.with_config(|config| {
+                match stdout().write_all(check::summary(&config).as_bytes()) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(_) => ExitCode::FAILURE,
+                }
+            }),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use reqwest::Method;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::{
     process::{Child, Command},
@@ -123,9 +124,8 @@ impl Ours {
 
     /// Tells it to stop, and waits until it has.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        let pid = self.process.id().context("it has ended already")?;
-        let told = Command::new("kill").arg(pid.to_string()).status().await?;
-        ensure!(told.success(), "it could not be told to stop");
+        let pid = self.process.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        kill_process(pid.context("our homeserver has ended already")?, Signal::TERM)?;
         let status = self.process.wait().await?;
         ensure!(status.success(), "our homeserver ended with {status}:\n{}", self.log());
         Ok(())

@@ -15,7 +15,6 @@ use super::{
     table::Row,
 };
 use crate::core::{clock::Millis, id::RoomId};
-use crate::core::clock::{self, Millis};
 
 /// All that is owed must have come within this time.
 const PATIENCE: Duration = Duration::from_secs(20);
