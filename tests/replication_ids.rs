@@ -1,4 +1,4 @@
-//! Several processes write `events` with ids of one real sequence.
+//! Writers of `events` with ids of a real source: several processes and PostgreSQL's sequence, one process and SQLite.
 
 #[path = "support/database.rs"]
 mod database;
@@ -6,6 +6,7 @@ mod database;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use burdock::core::{
+    clock::Millis,
     id::{InstanceName, StreamOrdering, Token},
     replication::{
         self,
@@ -15,7 +16,7 @@ use burdock::core::{
         master::{self, MasterStart},
         task::{self, Heard, Subscription},
     },
-    store::Store,
+    store::{Outcome, PersistEvent, Store},
 };
 use database::TestDatabase;
 use parking_lot::Mutex;
@@ -127,4 +128,85 @@ async fn writers_that_share_a_sequence_agree_in_the_end_and_nobody_is_ever_ahead
     shutdown.cancel();
     tracker.close();
     tracker.wait().await;
+}
+
+/// The ids come with the rows here, and one write ends after the other; that they are told of it in that order is chance.
+#[tokio::test]
+async fn an_embedded_master_publishes_what_it_stores() {
+    const WRITES: i64 = 30;
+    let database = TestDatabase::embedded().await;
+    let store = database.store("master").await;
+    let names = [InstanceName::from("master")];
+    let (shutdown, tracker) = (CancellationToken::new(), TaskTracker::new());
+    let bus = LocalBus::default();
+    let start = replication::start_positions(&store, &names).await.unwrap();
+    let nowhere = HttpGaps::nowhere();
+    let mut sender = task::start_on(
+        bus.clone(),
+        "fs1".into(),
+        start,
+        store.clone(),
+        nowhere,
+        &shutdown,
+        &tracker,
+    );
+    let start = replication::master_start(&store, &names, Token(1)).await.unwrap();
+    let mut master = master::start(bus, "master".into(), start, store.clone(), &shutdown, &tracker);
+    connects(&mut sender).await;
+    connects(&mut master.subscription).await;
+    let Store::Sqlite(engine) = store else {
+        panic!("an embedded database");
+    };
+    engine.create_room(&"!r".into(), "10", "@ann:us.example").await.unwrap();
+    assert_eq!(sender.events_up_to.borrow().0, 0, "the first event gets 1");
+    let mut writing = JoinSet::new();
+    for number in 0..WRITES {
+        let (events, engine) = (master.streams.events.clone(), engine.clone());
+        writing.spawn(async move {
+            let mut write = events.begin();
+            let event = outlier(&format!("${number}"));
+            let stored = engine.persist(&[event], &[], Millis(1)).await.unwrap();
+            write.drawn(stored.events.iter().map(|(_, at)| *at).collect()).unwrap();
+            let token = Token(write.ids()[0].0);
+            let row = RawValue::from_string(r#"["ev",[]]"#.to_owned()).unwrap();
+            write.finish(vec![Group { token, rows: vec![row] }]);
+        });
+    }
+    while let Some(ended) = writing.join_next().await {
+        ended.unwrap();
+    }
+    for mut up_to in [sender.events_up_to, master.subscription.events_up_to] {
+        let last = StreamOrdering(WRITES);
+        let reached = timeout(PATIENCE, up_to.wait_for(|at| *at >= last)).await;
+        assert_eq!(*reached.expect("stays behind").unwrap(), last);
+    }
+    // After a restart it goes on where it was.
+    let start = replication::master_start(&Store::Sqlite(engine), &names, Token(1))
+        .await
+        .unwrap();
+    assert_eq!(start.events.up_to(), StreamOrdering(WRITES));
+    shutdown.cancel();
+    tracker.close();
+    tracker.wait().await;
+}
+
+fn outlier(event_id: &str) -> PersistEvent {
+    PersistEvent {
+        event_id: event_id.into(),
+        room_id: "!r".into(),
+        kind: "m.room.message".to_owned(),
+        state_key: None,
+        sender: "@ann:us.example".to_owned(),
+        depth: 1,
+        sent: Millis(1),
+        json: "{}".to_owned(),
+        format_version: 3,
+        metadata: serde_json::Map::new(),
+        prev_events: Vec::new(),
+        auth_events: Vec::new(),
+        membership: None,
+        redacts: None,
+        sticky_until: None,
+        outcome: Outcome::Outlier,
+    }
 }

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use futures_util::future::join_all;
 use serde_json::value::RawValue;
 use tokio::time::{Duration, Instant};
 use tracing::{debug, info};
@@ -189,15 +190,14 @@ impl Homeserver {
 
     /// Those of the events that can be believed.
     pub(super) async fn believe_all(&self, pdus: &[Box<RawValue>], version: RoomVersion) -> Vec<VerifiedEvent> {
-        use futures_util::StreamExt;
         const AT_ONCE: usize = 16;
-        let believed = futures_util::stream::iter(pdus).map(|pdu| self.believe(pdu.get(), version));
-        let mut believed = believed.buffered(AT_ONCE);
         let mut events = Vec::with_capacity(pdus.len());
-        while let Some(event) = believed.next().await {
-            match event {
-                Ok(event) => events.push(event),
-                Err(error) => debug!(%error, "an event that was fetched is not believed"),
+        for pdus in pdus.chunks(AT_ONCE) {
+            for event in join_all(pdus.iter().map(|pdu| self.believe(pdu.get(), version))).await {
+                match event {
+                    Ok(event) => events.push(event),
+                    Err(error) => debug!(%error, "an event that was fetched is not believed"),
+                }
             }
         }
         events

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use super::{
     homeserver::Homeserver,
     persist::{Arrival, PersistError, Source},
@@ -39,7 +41,7 @@ pub struct Draft {
 
 impl Draft {
     /// A state event.
-    pub fn state(sender: &str, kind: &str, state_key: &str, content: &serde_json::Value) -> Self {
+    pub fn state(sender: &str, kind: &str, state_key: &str, content: &Value) -> Self {
         Self {
             sender: sender.to_owned(),
             kind: kind.to_owned(),
@@ -52,12 +54,22 @@ impl Draft {
 
     /// A change of a user's membership.
     pub fn membership(sender: &str, user: &str, membership: &str) -> Self {
-        let content = serde_json::json!({ "membership": membership });
+        let content = json!({ "membership": membership });
         Self::state(sender, "m.room.member", user, &content)
     }
 
-    fn more(&self) -> Option<String> {
-        self.sticky.map(|duration| format!("{{\"duration_ms\":{duration}}}"))
+    /// The event's members beside those that every event has.
+    fn more(&self, version: RoomVersion) -> Vec<(&'static str, String)> {
+        let mut more = Vec::new();
+        if let Some(duration) = self.sticky {
+            more.push(("msc4354_sticky", json!({ "duration_ms": duration }).to_string()));
+        }
+        // From version 11 on what is redacted stands in the content alone.
+        if self.kind == "m.room.redaction" && !version.has_updated_redaction_rules() {
+            let content: Value = serde_json::from_str(&self.content).unwrap_or_default();
+            more.extend(content.get("redacts").map(|redacts| ("redacts", redacts.to_string())));
+        }
+        more
     }
 }
 
@@ -107,8 +119,8 @@ impl Homeserver {
     pub(super) async fn template(&self, room: &RoomId, version: RoomVersion, draft: &Draft) -> Result<String, Refusal> {
         let (prev_events, depth) = self.extremities(room).await?;
         let state = context::state_before(&self.stored(), version, &prev_events).await?;
-        let sticky = draft.more();
-        let more: Vec<(&str, &str)> = sticky.iter().map(|sticky| ("msc4354_sticky", sticky.as_str())).collect();
+        let more = draft.more(version);
+        let more: Vec<(&str, &str)> = more.iter().map(|(key, json)| (*key, json.as_str())).collect();
         let mut event = NewEvent {
             room_id: Some(room),
             kind: &draft.kind,

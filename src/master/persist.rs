@@ -1,7 +1,10 @@
 //! The one way into a room's history, for events of ours and of others: the state before, the auth rules, the state after,
 //! the database, and then the news of it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use tracing::debug;
 
@@ -231,7 +234,7 @@ impl Homeserver {
         }
         sorted.sort_by_key(|(parts, _)| parts.depth);
         let ids: Vec<EventId> = sorted.iter().map(|(_, arrival)| arrival.event_id.clone()).collect();
-        let mut known: HashMap<EventId, RoomEvent> = HashMap::new();
+        let mut known: BTreeMap<EventId, RoomEvent> = BTreeMap::new();
         let mut rows = Vec::new();
         let here = self.sqlite.known_events(&ids).await?;
         for (parts, arrival) in sorted {
@@ -347,7 +350,7 @@ impl Homeserver {
 fn check_by_auth_events(
     version: RoomVersion,
     event: &RoomEvent,
-    known: &HashMap<EventId, RoomEvent>,
+    known: &BTreeMap<EventId, RoomEvent>,
 ) -> Result<(), PersistError> {
     let named = authorising(version, event);
     let missing: Vec<EventId> = named.iter().filter(|id| !known.contains_key(*id)).cloned().collect();

@@ -57,7 +57,10 @@ async fn positions<P: Position>(store: &Store, writers: &[InstanceName]) -> Resu
     let tables = P::STREAM.tables();
     let mut ids = vec![];
     match Positions::oldest_stored(writers, &stored) {
-        None => ids.extend(store.greatest_position(tables).await?),
+        None => {
+            ids.extend(store.greatest_position(tables).await?);
+            ids.push(below_the_first(store));
+        }
         Some(oldest) => {
             let mut from = oldest.token();
             loop {
@@ -72,6 +75,14 @@ async fn positions<P: Position>(store: &Store, writers: &[InstanceName]) -> Resu
         }
     }
     Ok(Positions::at_start(writers, &stored, ids.into_iter().map(P::at)))
+}
+
+/// The position of a stream in which nothing was ever written: Synapse's sequences begin with 2, an embedded database with 1.
+fn below_the_first(store: &Store) -> Token {
+    match store {
+        Store::Postgres(_) => Token(1),
+        Store::Sqlite(_) => Token(0),
+    }
 }
 
 impl GapSource for Store {

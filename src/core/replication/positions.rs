@@ -89,7 +89,7 @@ impl<P: Position> Positions<P> {
         let ids = ids.into_iter();
         let mut positions = match Self::oldest_stored(writers, stored) {
             // Synapse's sequences begin with 2: 1 counts as seen.
-            None => Self::at(ids.max().unwrap_or_default().max(P::at(Token(1)))),
+            None => Self::at(ids.max().unwrap_or(P::at(Token(1)))),
             Some(oldest) => {
                 let mut positions = Self::at(oldest);
                 for (writer, position) in known(writers, stored) {

@@ -47,7 +47,7 @@ pub fn check_keys(version: RoomVersion, event: &RoomEvent) -> Result<Vec<StateKe
         version,
         &event.event_type().to_string(),
         event.sender().as_str(),
-        event.state_key(),
+        Event::state_key(event),
         event.content().get(),
     )?;
     let create = StateKey::new("m.room.create", "");

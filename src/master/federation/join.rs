@@ -55,9 +55,8 @@ pub(super) async fn make_join(
     }
     let version = homeserver.our_room(&room).await?;
     let version_id = homeserver.sqlite.room_version(&room).await?.unwrap_or_default();
-    let mut offered = query.iter().filter(|(key, _)| key == "ver").map(|(_, version)| version.as_str()).peekable();
     // Who names none means version 1.
-    if !offered.any(|offered| offered == version_id) {
+    if !query.iter().any(|(key, offered)| key == "ver" && *offered == version_id) {
         let body = json!({
             "errcode": "M_INCOMPATIBLE_ROOM_VERSION",
             "error": format!("the room has version {version_id}, which your server did not offer"),
