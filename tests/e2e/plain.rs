@@ -56,7 +56,7 @@ pub async fn many_that_piled_up_all_arrive(rig: &Rig) -> Result<()> {
     let room = rig.shared_room(RoomOptions::default()).await?;
     rig.alice.send_many(&room, 300, "piled up").await?;
     let burdock = rig.burdock().await?;
-    rig.all_messages_arrive(&room, &[], Duration::from_mins(1)).await?;
+    rig.all_messages_arrive(&room, &[], Duration::from_mins(2)).await?;
     burdock.stop().await
 }
 
