@@ -62,8 +62,12 @@ pub enum EventProbe {
     Known,
     /// 404: it does not have it (yet). Synapse 1.163.2 answers so with an empty object.
     NotFound,
-    /// Anything else, which tells nothing.
+    /// It knows no such question.
+    Unsupported,
+    /// It says anything else, which tells nothing.
     Other(String),
+    /// It says nothing.
+    NoAnswer(String),
 }
 
 /// What follows from a try.
@@ -161,7 +165,7 @@ impl EventProbe {
         let errcode = MatrixError::read(body).errcode;
         match errcode.as_deref() {
             // That is about the endpoint, not about the event.
-            Some("M_UNRECOGNIZED") => Self::Other(format!("{status} M_UNRECOGNIZED")),
+            Some("M_UNRECOGNIZED") => Self::Unsupported,
             _ if status == 404 => Self::NotFound,
             code => Self::Other(format!("{status} {}", code.unwrap_or_default()).trim_end().to_owned()),
         }
@@ -315,7 +319,7 @@ mod tests {
         );
         assert_eq!(
             EventProbe::of_answer(404, br#"{"errcode":"M_UNRECOGNIZED"}"#),
-            other("404 M_UNRECOGNIZED")
+            EventProbe::Unsupported
         );
         assert_eq!(
             EventProbe::of_answer(403, br#"{"errcode":"M_NOT_FOUND"}"#),

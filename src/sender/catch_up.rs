@@ -79,6 +79,9 @@ impl Worker {
             match sender.attempt(&self.name, &body, &self.nudge).await {
                 Attempt::Accepted(accepted) => {
                     self.count_errors(&accepted);
+                    let took = chosen.iter().map(|(_, pdu)| pdu);
+                    let took = took.filter(|pdu| accepted.took(&pdu.event_id));
+                    sender.ledger.lock().accepted_besides(&self.name, took, clock::now());
                     break;
                 }
                 // The row's own event, or the newest, alone.

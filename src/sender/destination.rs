@@ -123,6 +123,8 @@ pub struct Destination {
     pause_until: Option<Instant>,
     backlog: Backlog,
     pace: Pace,
+    /// PDUs were sent since it was last asked for one: if one of them waits for an answer, it is asked first.
+    ask_next: bool,
     turn: Turn,
     /// PDUs in the next transaction: fewer after a refusal that may be about size or content.
     pdu_limit: usize,
@@ -160,6 +162,7 @@ impl Destination {
                 Backlog::empty()
             },
             pace: Pace::new(limits.window, now.at),
+            ask_next: true,
             turn: Turn::Backlog,
             pdu_limit: PDU_LIMIT,
             moved: now.at,
@@ -224,7 +227,7 @@ impl Destination {
             }
             return;
         }
-        if self.pending.is_empty() {
+        if self.pending.is_empty() && self.in_flight.is_empty() {
             self.moved = now.at;
         }
         outstanding.hold(pdu.ordering);
@@ -252,6 +255,7 @@ impl Destination {
     /// Everything in memory becomes rows.
     fn fall_behind(&mut self, outstanding: &mut Outstanding) {
         self.standing = Standing::Behind { fork: None };
+        self.pace.stop_asking();
         let dropped: Vec<_> = self.pending.drain(..).collect();
         self.floor = dropped.iter().map(|pdu| pdu.ordering).min();
         for pdu in &dropped {
@@ -288,7 +292,7 @@ impl Destination {
                 } else {
                     Duration::ZERO
                 };
-                (moved + limits.age + held).min(oldest + LIVE_LIMIT)
+                (moved + limits.age + held).min(oldest + LIVE_LIMIT.max(limits.age))
             }
             Standing::Behind { .. } => oldest + CATCH_UP_PATIENCE,
         };
@@ -372,8 +376,11 @@ impl Destination {
 
     /// Takes the PDUs of the next transaction out of the queue.
     fn choose(&mut self, limits: Limits, now: Now) -> Step {
-        if let Some((room, event)) = self.pace.due(now.at) {
-            return Step::Ask { room, event };
+        // In turn, so that rooms about which nothing must be asked do not wait for answers.
+        if self.ask_next
+            && let Some(question) = self.ask(now)
+        {
+            return question;
         }
         match transaction::choose(
             &mut self.pending,
@@ -387,14 +394,18 @@ impl Destination {
                 self.in_flight.clone_from(&chosen);
                 self.in_flight_holds = true;
                 self.floor = None;
+                self.ask_next = true;
                 Step::Send(chosen)
             }
-            Choice::HeldUntil(until) => match self.pace.due(now.at) {
-                Some((room, event)) => Step::Ask { room, event },
-                None => Step::Wait(until),
-            },
+            Choice::HeldUntil(until) => self.ask(now).unwrap_or(Step::Wait(until)),
             Choice::Nothing => Step::Idle,
         }
+    }
+
+    fn ask(&mut self, now: Now) -> Option<Step> {
+        let (room, event) = self.pace.due(now.at)?;
+        self.ask_next = false;
+        Some(Step::Ask { room, event })
     }
 
     /// What was in flight was accepted. `took` tells a PDU that was accepted from one that was refused for good.

@@ -15,11 +15,13 @@ use tracing::info;
 use super::{
     destination::{Destination, Limits, Step},
     outstanding::Outstanding,
+    pace::Seen,
     sticky::backlog::Backlog,
     transaction::OwedPdu,
 };
 use crate::core::{
     clock::Now,
+    event::Pdu,
     id::{EventId, RoomId, ServerName, StreamOrdering},
     store::{Checkpoint, DestinationRecord, EventCursor, RetryTimings},
 };
@@ -342,10 +344,19 @@ impl Ledger {
             .is_some_and(|known| known.destination.caught_up(up_to))
     }
 
-    /// A destination was asked whether it has an event of `room`; `has` is false if it said that it does not.
-    pub fn asked(&mut self, name: &ServerName, room: &RoomId, has: bool, now: Now) {
+    /// A destination was asked whether it has an event of `room`.
+    pub fn asked(&mut self, name: &ServerName, room: &RoomId, seen: Seen, now: Now) {
         if let Some(known) = self.destinations.get_mut(name) {
-            known.destination.pace().asked(room, has, now.at);
+            known.destination.pace().asked(room, seen, now.at);
+        }
+    }
+
+    /// A destination accepted PDUs that were not in its queue: of the sticky backlog, or of catch-up.
+    pub fn accepted_besides<'a>(&mut self, name: &ServerName, pdus: impl Iterator<Item = &'a Pdu>, now: Now) {
+        if let Some(known) = self.destinations.get_mut(name) {
+            for pdu in pdus {
+                known.destination.pace().accepted(&pdu.room_id, &pdu.event_id, now.at);
+            }
         }
     }
 
@@ -369,7 +380,7 @@ impl Ledger {
         self.deltas = self.deltas.max(Some(position));
     }
 
-    /// Destinations whose oldest PDU is too old become behind.
+    /// Destinations that take nothing, or whose oldest PDU is too old, become behind.
     pub fn enforce_age(&mut self, now: Now) -> Vec<Wake> {
         let mut wakes = Vec::new();
         for (name, known) in &mut self.destinations {
@@ -379,7 +390,7 @@ impl Ledger {
                 self.unwritten.insert(name.clone());
             }
             if was_live != known.destination.is_live() {
-                info!(destination = %name, limit = ?self.limits.age, "behind: it does not take what it is sent");
+                info!(destination = %name, "behind: it does not take what it is sent, or not fast enough");
                 wakes.extend(known.wake(name));
             }
         }

@@ -20,8 +20,14 @@ pub const WINDOW: u32 = 50;
 /// What a receiver may be assumed to need for one PDU. (A Synapse that shared two busy cores was seen to need this.)
 const PER_PDU: Duration = Duration::from_millis(200);
 
-/// A receiver that does not have what it accepted is asked again for this long; then the next PDUs follow.
+/// A receiver that does not have what it accepted is asked again for this long; then a few more PDUs follow.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// So often in a row; then it is taken for one that will never have it, and left in peace for [`RESPITE`].
+const PATIENCES: u32 = 6;
+
+/// How long a room goes unpaced then.
+const RESPITE: Duration = Duration::from_mins(10);
 
 /// The first pause between two such questions.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -36,7 +42,7 @@ const ROOMS: usize = 16;
 #[derive(Debug)]
 pub struct Pace {
     window: u32,
-    /// An earlier process of ours may have sent it half a window just before.
+    /// An earlier process of ours may have sent it something just before: half a window is taken for queued.
     met: Instant,
     rooms: HashMap<RoomId, Room>,
     /// Rooms about which it is being asked.
@@ -52,6 +58,21 @@ struct Room {
     idle_from: Instant,
     /// The last PDU that it accepted.
     last: EventId,
+    /// How often in a row it did not have that within [`PATIENCE`].
+    waited: u32,
+    /// It is sent all as it comes until then.
+    unpaced_until: Option<Instant>,
+}
+
+/// What a destination says when it is asked for an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// It has it, or knows no such question.
+    Yes,
+    /// Anything else.
+    NotYet,
+    /// Nothing.
+    NoAnswer,
 }
 
 #[derive(Debug)]
@@ -59,6 +80,12 @@ struct Asking {
     next: Instant,
     pause: Duration,
     until: Instant,
+}
+
+impl Room {
+    fn is_remembered(&self, now: Instant) -> bool {
+        self.idle_from > now || self.unpaced_until.is_some_and(|until| until > now)
+    }
 }
 
 impl Pace {
@@ -87,6 +114,12 @@ impl Pace {
             return 0;
         }
         let known = self.rooms.get(room);
+        if known
+            .and_then(|known| known.unpaced_until)
+            .is_some_and(|until| now < until)
+        {
+            return u32::MAX;
+        }
         let idle_from = known.map_or_else(|| self.idle_at_first(), |known| known.idle_from);
         let ahead = idle_from
             .saturating_duration_since(now)
@@ -116,6 +149,8 @@ impl Pace {
         let new = Room {
             idle_from: now.max(self.idle_at_first()) + PER_PDU,
             last: event.clone(),
+            waited: 0,
+            unpaced_until: None,
         };
         self.rooms.insert(room.clone(), new);
     }
@@ -123,7 +158,7 @@ impl Pace {
     fn tidy(&mut self, now: Instant) {
         if self.rooms.len() >= self.tidy_above {
             self.rooms
-                .retain(|room, known| known.idle_from > now || self.asking.contains_key(room));
+                .retain(|room, known| known.is_remembered(now) || self.asking.contains_key(room));
             self.tidy_above = ROOMS.max(self.rooms.len() * 2);
         }
     }
@@ -131,20 +166,34 @@ impl Pace {
     /// An event that the destination should be asked for now, with its room.
     #[must_use]
     pub fn due(&self, now: Instant) -> Option<(RoomId, EventId)> {
-        let (room, _) = self.asking.iter().find(|(_, asking)| asking.next <= now)?;
+        let due = self.asking.iter().filter(|(_, asking)| asking.next <= now);
+        let (room, _) = due.min_by_key(|(_, asking)| asking.next)?;
         Some((room.clone(), self.rooms.get(room)?.last.clone()))
     }
 
-    /// It was asked; `has` is false if it said that it does not have the event.
-    pub fn asked(&mut self, room: &RoomId, has: bool, now: Instant) {
-        self.answered = Some(now);
-        let Some(asking) = self.asking.get_mut(room) else {
+    /// It was asked.
+    pub fn asked(&mut self, room: &RoomId, seen: Seen, now: Instant) {
+        if seen != Seen::NoAnswer {
+            self.answered = Some(now);
+        }
+        let (Some(asking), Some(known)) = (self.asking.get_mut(room), self.rooms.get_mut(room)) else {
             return;
         };
-        if has || now >= asking.until {
+        if seen == Seen::Yes {
             self.asking.remove(room);
-            if let Some(known) = self.rooms.get_mut(room) {
-                known.idle_from = now;
+            known.idle_from = now;
+            known.waited = 0;
+            return;
+        }
+        if now >= asking.until {
+            self.asking.remove(room);
+            known.waited += 1;
+            if known.waited < PATIENCES {
+                // So few that one which works on one a second gets to the end of what it has.
+                known.idle_from = now + PER_PDU * (self.window - self.window / 5);
+            } else {
+                known.waited = 0;
+                known.unpaced_until = Some(now + RESPITE);
             }
             return;
         }
@@ -152,7 +201,12 @@ impl Pace {
         asking.pause = (asking.pause * 2).min(LONGEST_PAUSE);
     }
 
-    /// When it was last asked: a sign of life while nothing is accepted.
+    /// Nothing waits any more.
+    pub fn stop_asking(&mut self) {
+        self.asking.clear();
+    }
+
+    /// When it last answered: a sign of life while nothing is accepted.
     #[must_use]
     pub fn answered(&self) -> Option<Instant> {
         self.answered
@@ -207,8 +261,8 @@ mod tests {
             self.pace.due(self.now).map(|(_, event)| event.to_string())
         }
 
-        fn asked(&mut self, room: &str, has: bool) {
-            self.pace.asked(&room.into(), has, self.now);
+        fn asked(&mut self, room: &str, seen: Seen) {
+            self.pace.asked(&room.into(), seen, self.now);
         }
     }
 
@@ -220,7 +274,7 @@ mod tests {
         assert_eq!(scene.burst("!a", 200), 20);
         assert_eq!(scene.due().as_deref(), Some("$50"));
         assert_eq!(scene.burst("!b", 10), 10, "another room does not wait");
-        scene.asked("!a", true);
+        scene.asked("!a", Seen::Yes);
         assert_eq!(scene.due(), None);
         assert_eq!(scene.burst("!a", 200), 50);
         assert_eq!(scene.due().as_deref(), Some("$110"));
@@ -245,26 +299,69 @@ mod tests {
         let mut scene = Scene::new();
         assert_eq!(scene.burst("!a", 200), 25);
         assert_eq!(scene.due().as_deref(), Some("$25"));
-        scene.asked("!a", true);
+        scene.asked("!a", Seen::Yes);
         assert_eq!(scene.burst("!a", 200), 50);
     }
 
-    #[test]
-    fn it_is_asked_again_for_ten_seconds_and_then_sent_more() {
-        let mut scene = Scene::old();
-        scene.burst("!a", 51);
+    /// Asks until more may be sent. Returns how long that took, and the questions.
+    fn wait(scene: &mut Scene, seen: Seen) -> (Duration, usize) {
         let began = scene.now;
         let mut questions = 0;
         while scene.due().is_some() {
             questions += 1;
-            scene.asked("!a", false);
-            if scene.burst("!a", 1) == 0 {
-                scene.now = scene.next_look;
-            }
+            scene.asked("!a", seen);
+            scene.now = scene
+                .pace
+                .asking
+                .values()
+                .next()
+                .map_or(scene.now, |asking| asking.next);
         }
-        assert_eq!(scene.now - began, PATIENCE);
+        (scene.now - began, questions)
+    }
+
+    #[test]
+    fn one_that_does_not_have_it_yet_gets_a_few_more_after_ten_seconds() {
+        let mut scene = Scene::old();
+        scene.burst("!a", 51);
+        let (waited, questions) = wait(&mut scene, Seen::NotYet);
+        assert_eq!(waited, PATIENCE);
         assert!((20..30).contains(&questions), "{questions}");
         assert_eq!(scene.pace.answered(), Some(scene.now));
+        assert_eq!(scene.burst("!a", 200), 10);
+        assert_eq!(scene.due().as_deref(), Some("$60"));
+    }
+
+    #[test]
+    fn one_that_never_has_it_is_left_in_peace_for_a_while() {
+        let mut scene = Scene::old();
+        assert_eq!(scene.burst("!a", 500), 50);
+        for _ in 1..PATIENCES {
+            wait(&mut scene, Seen::NoAnswer);
+            assert_eq!(scene.burst("!a", 500), 10);
+        }
+        wait(&mut scene, Seen::NoAnswer);
+        assert_eq!(scene.pace.answered(), None);
+        assert_eq!(scene.burst("!a", 500), 500);
+        scene.now += RESPITE;
+        assert_eq!(scene.burst("!a", 500), 50);
+    }
+
+    #[test]
+    fn no_question_is_forgotten_for_others() {
+        let mut scene = Scene::old();
+        for room in ["!a", "!b", "!c"] {
+            scene.burst(room, 51);
+            scene.now += Duration::from_millis(1);
+        }
+        let mut asked = vec![];
+        for _ in 0..6 {
+            let (room, _) = scene.pace.due(scene.now).expect("one is due");
+            asked.push(room.to_string());
+            scene.pace.asked(&room, Seen::NotYet, scene.now);
+            scene.now += Duration::from_secs(1);
+        }
+        assert_eq!(asked, ["!a", "!b", "!c", "!a", "!b", "!c"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::{
     catch_up::Page,
     destination::{Limits, Step},
     ledger::{Entry, Ledger},
+    pace::Seen,
     transaction::OwedPdu,
 };
 use crate::core::{
@@ -242,8 +243,8 @@ impl World {
             }
             Step::Ask { room, .. } => {
                 self.asked += 1;
-                let has = self.rng.random_bool(0.5);
-                self.ledger.asked(name, &room, has, self.now);
+                let seen = [Seen::Yes, Seen::NotYet, Seen::NoAnswer].choose(&mut self.rng).unwrap();
+                self.ledger.asked(name, &room, *seen, self.now);
             }
             Step::Checkpoint => self.checkpoint(),
             Step::CatchUp {

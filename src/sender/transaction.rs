@@ -22,7 +22,7 @@ pub const PDU_LIMIT: usize = 50;
 /// A PDU of the log, shared by all its destinations.
 #[derive(Debug)]
 pub struct OwedPdu {
-    /// Its index in the stream.
+    /// Its place in the stream.
     pub ordering: StreamOrdering,
     /// What goes on the wire.
     pub pdu: Pdu,
@@ -53,8 +53,8 @@ pub fn choose(
 ) -> Choice {
     let mut held_until: Option<Instant> = None;
     let mut chosen: Vec<Arc<OwedPdu>> = Vec::new();
-    // Nearly always one or two rooms.
-    let mut left: Vec<(RoomId, u32)> = Vec::new();
+    // Of each room, how many may go, and until when the rest waits. Nearly always one or two rooms.
+    let mut left: Vec<(RoomId, u32, Instant)> = Vec::new();
     let mut size = 0;
     let mut index = 0;
     while index < pending.len() && chosen.len() < count && size < bytes {
@@ -62,15 +62,17 @@ pub fn choose(
         let room = &pdu.pdu.room_id;
         let mut hold = release(pdu, backlog).filter(|release| *release > now);
         if hold.is_none() {
-            let known = left.iter().position(|(known, _)| known == room).unwrap_or_else(|| {
-                left.push((room.clone(), pace.left(room, now)));
+            let known = left.iter().position(|(known, ..)| known == room).unwrap_or_else(|| {
+                let number = pace.left(room, now);
+                let until = if number == 0 { pace.ask(room, now) } else { now };
+                left.push((room.clone(), number, until));
                 left.len() - 1
             });
-            if left[known].1 == 0 {
-                let more_goes_out = chosen.iter().any(|chosen| chosen.pdu.room_id == *room);
-                hold = Some(if more_goes_out { now } else { pace.ask(room, now) });
+            let (_, number, until) = &mut left[known];
+            if *number == 0 {
+                hold = Some(*until);
             } else {
-                left[known].1 -= 1;
+                *number -= 1;
             }
         }
         if let Some(until) = hold {

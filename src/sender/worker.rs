@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep_until},
 };
 use tracing::{debug, error, warn};
 
@@ -14,6 +14,7 @@ use super::{
     catch_up::Page,
     destination::Step,
     ledger::Wake,
+    pace::Seen,
     transaction::OwedPdu,
 };
 use crate::{
@@ -34,8 +35,8 @@ const WORTH_WAITING: Duration = Duration::from_mins(10);
 /// How long a destination rests after the database failed us.
 const STORE_PAUSE: Duration = Duration::from_secs(2);
 
-/// A destination that does not say within this time whether it has an event is sent more all the same.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an answer to whether a destination has what it accepted is waited for; other rooms wait meanwhile.
+const PACE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whether a task goes on.
 pub(super) type Flow = std::ops::ControlFlow<()>;
@@ -134,8 +135,13 @@ impl Worker {
                 Ok(())
             }
             Step::Ask { room, event } => {
-                if let Some(has) = self.has_event(&event).await {
-                    sender.ledger.lock().asked(&self.name, &room, has, clock::now());
+                if let Some(probe) = self.has_event(&event, PACE_TIMEOUT).await {
+                    let seen = match probe {
+                        EventProbe::Known | EventProbe::Unsupported => Seen::Yes,
+                        EventProbe::NotFound | EventProbe::Other(_) => Seen::NotYet,
+                        EventProbe::NoAnswer(_) => Seen::NoAnswer,
+                    };
+                    sender.ledger.lock().asked(&self.name, &room, seen, clock::now());
                 }
                 Ok(())
             }
@@ -196,14 +202,14 @@ impl Worker {
         }
     }
 
-    /// Whether the destination has an event; also if it cannot be asked. `None`: the process is stopping.
-    pub(super) async fn has_event(&self, event: &EventId) -> Option<bool> {
+    /// Asks the destination for an event. `None`: the process is stopping.
+    pub(super) async fn has_event(&self, event: &EventId, limit: Duration) -> Option<EventProbe> {
         let probe = tokio::select! {
-            probe = timeout(PROBE_TIMEOUT, self.sender.client.has_event(&self.name, event)) => probe,
+            probe = self.sender.client.has_event(&self.name, event, limit) => probe,
             () = self.sender.shutdown.drain.cancelled() => return None,
         };
         debug!(destination = %self.name, %event, ?probe, "asked whether it has the event");
-        Some(!matches!(probe, Ok(EventProbe::NotFound)))
+        Some(probe)
     }
 
     /// Whether the destination, which refused what was just sent, takes a transaction that holds nothing. If so, the

@@ -111,8 +111,16 @@ impl Client {
     /// One try to send a transaction.
     pub async fn send(&self, destination: &ServerName, txn_id: &str, body: &Body) -> Outcome {
         let path = format!("/_matrix/federation/v1/send/{txn_id}");
+        let limit = self.0.timeout;
         match self
-            .exchange(destination, Method::PUT, &path, Some(body.bytes()), MAX_ANSWER_BYTES)
+            .exchange(
+                destination,
+                Method::PUT,
+                &path,
+                Some(body.bytes()),
+                MAX_ANSWER_BYTES,
+                limit,
+            )
             .await
         {
             Ok(Answer {
@@ -134,19 +142,19 @@ impl Client {
         }
     }
 
-    /// Asks a server for an event, to learn whether it has it. One try.
-    pub async fn has_event(&self, destination: &ServerName, event_id: &EventId) -> EventProbe {
+    /// Asks a server for an event, to learn whether it has it. One try, which takes `limit` at most.
+    pub async fn has_event(&self, destination: &ServerName, event_id: &EventId, limit: Duration) -> EventProbe {
         let path = format!("/_matrix/federation/v1/event/{}", percent_encoded(event_id.as_str()));
         match self
-            .exchange(destination, Method::GET, &path, None, MAX_ERROR_BYTES)
+            .exchange(destination, Method::GET, &path, None, MAX_ERROR_BYTES, limit)
             .await
         {
             Ok(answer) => EventProbe::of_answer(answer.status, &answer.body.unwrap_or_default()),
-            Err(Failure { stage, detail }) => EventProbe::Other(format!("{stage:?}: {detail}")),
+            Err(Failure { stage, detail }) => EventProbe::NoAnswer(format!("{stage:?}: {detail}")),
         }
     }
 
-    /// One request and what was answered; of a success at most `max` bytes are read.
+    /// One request and what was answered within `limit`; of a success at most `max` bytes are read.
     async fn exchange(
         &self,
         destination: &ServerName,
@@ -154,6 +162,7 @@ impl Client {
         path: &str,
         body: Option<&Bytes>,
         max: usize,
+        limit: Duration,
     ) -> Result<Answer, Failure> {
         let client = &*self.0;
         if let Some(denied) = self.denied(destination) {
@@ -167,7 +176,8 @@ impl Client {
         } else {
             client.gate.permit(destination, Instant::now()).await
         };
-        let deadline = Instant::now() + client.timeout;
+        let limit = limit.min(client.timeout);
+        let deadline = Instant::now() + limit;
         let head = timeout_at(deadline, async {
             match request.send().await {
                 // The server may have closed an idle connection in the same moment as we used it. The request is safe to
@@ -179,13 +189,10 @@ impl Client {
         let head = match holding(permit, head).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(Failure::of(error)),
-            Err(_) => Err(Failure::new(
-                Stage::Timeout,
-                format_args!("no answer within {:?}", client.timeout),
-            )),
+            Err(_) => Err(Failure::new(Stage::Timeout, format_args!("no answer within {limit:?}"))),
         };
         let answer = match head {
-            Ok(response) => Ok(Answer::read(response, max, client.timeout).await),
+            Ok(response) => Ok(Answer::read(response, max, limit).await),
             Err(failure) => Err(failure),
         };
         let pooled = answer.as_ref().is_ok_and(|answer| answer.body.is_ok());

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     core::{clock::Millis, event::Pdu, id::StickyPosition, store::BacklogRow},
-    sender::transaction::HOLD_PATIENCE,
+    sender::{pace::Seen, transaction::HOLD_PATIENCE},
 };
 
 const LIMITS: Limits = Limits {
@@ -316,28 +316,28 @@ fn one_that_says_it_is_still_working_is_alive() {
         last_successful: Some(StreamOrdering(0)),
         ..DestinationRecord::default()
     };
-    scene.destination = Destination::new(&record, Limits { window: 4, ..LIMITS }, scene.now);
+    scene.destination = Destination::new(&record, Limits { window: 10, ..LIMITS }, scene.now);
     scene.pass(1_000);
-    for ordering in 1..=6 {
+    for ordering in 1..=12 {
         scene.event(ordering, "!a", 1);
     }
-    assert_eq!(scene.sent(), [1, 2, 3, 4]);
+    assert_eq!(scene.sent(), (1..=10).collect::<Vec<_>>());
     scene.accept();
     let began = scene.now.at;
     let mut questions = 0;
     loop {
         match scene.next() {
             Step::Ask { room, event } => {
-                assert_eq!(event.as_str(), "$4");
+                assert_eq!(event.as_str(), "$10");
                 questions += 1;
-                scene.destination.pace().asked(&room, false, scene.now.at);
+                scene.destination.pace().asked(&room, Seen::NotYet, scene.now.at);
             }
             Step::Wait(until) => {
                 scene.now.at = until;
                 scene.destination.enforce_age(LIMITS, scene.now, &mut scene.outstanding);
-                scene.event(7 + questions, "!b", 1);
+                scene.event(13 + questions, "!b", 1);
             }
-            Step::Send(pdus) if pdus[0].ordering.0 == 5 => break,
+            Step::Send(pdus) if pdus[0].ordering.0 == 11 => break,
             Step::Send(pdus) => {
                 assert!(pdus.iter().all(|pdu| pdu.pdu.room_id.as_str() == "!b"));
                 scene.accept();

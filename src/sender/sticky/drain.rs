@@ -1,5 +1,7 @@
 //! Carrying out a backlog step: reading rows, asking whether an event arrived, pushing a page.
 
+use std::time::Duration;
+
 use tracing::{info, warn};
 
 use super::backlog::{Backlog, BacklogStep, UNLISTED_LIMIT};
@@ -10,9 +12,15 @@ use crate::{
         id::{EventId, RoomId, StickyPosition},
         store::{BacklogItem, StoreError},
     },
-    federation::transaction::{Accepted, Body},
+    federation::{
+        outcome::EventProbe,
+        transaction::{Accepted, Body},
+    },
     sender::{attempt::Attempt, catch_up::encode, timely, worker::Worker},
 };
+
+/// How long an answer to whether a joiner has an event is waited for.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A page as it goes out.
 struct Page {
@@ -47,7 +55,9 @@ impl Worker {
                 Ok(())
             }
             BacklogStep::Probe { room, event } => {
-                if let Some(has) = self.has_event(&event).await {
+                if let Some(probe) = self.has_event(&event, PROBE_TIMEOUT).await {
+                    // A joiner that is too busy to answer is not ready; what else it may say tells nothing.
+                    let has = !matches!(probe, EventProbe::NotFound | EventProbe::NoAnswer(_));
                     self.note(|backlog| backlog.probed(&room, has, clock::now().at));
                 }
                 Ok(())
@@ -99,6 +109,11 @@ impl Worker {
                 self.count(&page.pdus, &accepted, &reached);
                 // Nobody must wait until it has what it will never have.
                 page.pdus.retain(|(_, pdu)| accepted.took(&pdu.event_id));
+                let took = page.pdus.iter().map(|(_, pdu)| pdu);
+                self.sender
+                    .ledger
+                    .lock()
+                    .accepted_besides(&self.name, took, clock::now());
                 self.moved(room, position, &page, &reached).await
             }
             Attempt::Refused if page.pdus.len() > 1 => {

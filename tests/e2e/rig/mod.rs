@@ -170,7 +170,18 @@ impl Rig {
         self.all_messages_arrive_at(room_id, fakes, within).await?;
         let messages = self.hs1.store.messages(room_id).await?;
         let left = deadline.saturating_duration_since(Instant::now());
-        self.hs2.store.wait_for(&messages, As::Event, left).await?;
+        self.receiver_holds(&messages, left).await
+    }
+
+    /// Waits until the real server has these messages. What it was sent was right.
+    async fn receiver_holds(&self, messages: &[String], within: Duration) -> Result<()> {
+        let held = self.hs2.store.wait_for(messages, As::Event, within).await;
+        if held.is_err() {
+            let lacks = self.hs2.store.lacks(messages, As::Event).await?;
+            let accepted = |id: &&String| self.gate.record().all_accepted_at(std::slice::from_ref(*id)).is_some();
+            let accepted = lacks.iter().filter(accepted).count();
+            return held.with_context(|| format!("of what it lacks it had accepted {accepted}"));
+        }
         self.gate.record().check()
     }
 
@@ -195,8 +206,7 @@ impl Rig {
     pub async fn newest_message_arrives(&self, room_id: &str, within: Duration) -> Result<()> {
         let messages = self.hs1.store.messages(room_id).await?;
         let newest = &messages[messages.len() - 1..];
-        self.hs2.store.wait_for(newest, As::Event, within).await?;
-        self.gate.record().check()
+        self.receiver_holds(newest, within).await
     }
 
     /// A number not given before, for names.

@@ -13,6 +13,8 @@ use crate::{config::AddressRanges, core::clock::Millis};
 
 const ORIGIN: &str = "origin.example.com";
 
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+
 fn key() -> SigningKey {
     SigningKey::from_seed("a_test", &std::array::from_fn(|i| u8::try_from(i).unwrap()))
 }
@@ -262,7 +264,7 @@ async fn asking_for_an_event() {
     })
     .await;
     let id = EventId::from("$a/b+c:x.com");
-    assert_eq!(client.has_event(&name, &id).await, EventProbe::Known);
+    assert_eq!(client.has_event(&name, &id, LIMIT).await, EventProbe::Known);
     let seen = remote.last();
     assert!(
         seen.head
@@ -272,14 +274,14 @@ async fn asking_for_an_event() {
     );
     assert_eq!((seen.header("content-type"), seen.body.len()), (None, 0));
     verify(&seen, &name);
-    assert_eq!(client.has_event(&name, &id).await, EventProbe::NotFound);
+    assert_eq!(client.has_event(&name, &id, LIMIT).await, EventProbe::NotFound);
     assert_eq!(
-        client.has_event(&name, &id).await,
+        client.has_event(&name, &id, LIMIT).await,
         EventProbe::Other("403 M_FORBIDDEN".into())
     );
     assert!(matches!(
-        client.has_event(&"a b".into(), &id).await,
-        EventProbe::Other(_)
+        client.has_event(&"a b".into(), &id, LIMIT).await,
+        EventProbe::NoAnswer(_)
     ));
 }
 
