@@ -306,7 +306,7 @@ impl StateBefore {
         rules::check_auth_events(version, event, &known)?;
         let state = known
             .iter()
-            .filter_map(|(id, known)| Some((known.state_key()?, id.clone())));
+            .filter_map(|(id, known)| Some((known.key_in_state()?, id.clone())));
         rules::auth_check(version, event, &state.collect(), &known)?;
         self.auth_check(reader, version, event).await
     }
