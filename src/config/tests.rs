@@ -66,6 +66,23 @@ fn text_of(refused: Result<Config, String>) -> String {
 }
 
 #[test]
+fn the_file_of_an_embedded_homeserver_is_known_by_its_header() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("master.db");
+    let extra = format!("database: {{name: sqlite3, args: {{database: {}}}}}", file.display());
+    let mut header = [0; 100];
+    header[..16].copy_from_slice(b"SQLite format 3\0");
+    fs::write(&file, header).expect("a file");
+    assert!(refusal(&extra).contains("Porting from SQLite"), "Synapse's own");
+    header[68..72].copy_from_slice(&crate::core::store::APPLICATION_ID.to_be_bytes());
+    fs::write(&file, header).expect("a file");
+    let config = load(&extra).expect("valid");
+    assert!(matches!(config.database, Database::Sqlite(path) if path == file));
+    fs::write(&file, &header[..80]).expect("a file");
+    assert!(refusal(&extra).contains("Porting from SQLite"), "cut short");
+}
+
+#[test]
 fn a_usual_deployment_is_understood() {
     let config = load("").expect("valid");
     assert_eq!(config.server_name.as_str(), "hs1.test");

@@ -20,7 +20,7 @@ pub(super) async fn replace(
     place: Option<StreamOrdering>,
 ) -> Result<Vec<NewServer>, StoreError> {
     let before = joined(connection, room, changes).await?;
-    let mut changed = false;
+    let mut any = false;
     for change in changes {
         let old: Option<String> = sqlx::query_scalar(
             "SELECT event_id FROM current_state_events WHERE room_id = $1 AND type = $2 AND state_key = $3",
@@ -38,10 +38,10 @@ pub(super) async fn replace(
                 "the state of {room} changes, and no event is new that changed it"
             )));
         };
-        changed = true;
+        any = true;
         write(connection, change, old.as_deref(), place, store.me.as_str()).await?;
     }
-    if !changed {
+    if !any {
         return Ok(Vec::new());
     }
     let after = joined(connection, room, changes).await?;

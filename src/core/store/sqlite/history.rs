@@ -58,10 +58,8 @@ impl Sqlite {
         limit: i64,
     ) -> Result<Vec<EventId>, StoreError> {
         // Walked deepest first, and cut at the limit: a walk in the order of the edges could follow one branch to the
-        // room's beginning. `earliest` and `latest` count for the limit of the walk, and not for the answer's.
-        let bound = i64::try_from(earliest.len() + latest.len())
-            .unwrap_or(i64::MAX)
-            .saturating_add(limit);
+        // room's beginning. `latest` counts for the limit of the walk, and not for the answer's.
+        let walked = i64::try_from(latest.len()).unwrap_or(i64::MAX).saturating_add(limit);
         let found: Vec<String> = sqlx::query_scalar(
             "WITH RECURSIVE walk(event_id, depth) AS (
                  SELECT e.event_id, e.depth FROM events e
@@ -84,7 +82,7 @@ impl Sqlite {
         .bind(rows(earliest.iter().map(EventId::as_str)))
         .bind(rows(latest.iter().map(EventId::as_str)))
         .bind(min_depth)
-        .bind(bound)
+        .bind(walked)
         .bind(limit)
         .fetch_all(&self.readers)
         .await?;

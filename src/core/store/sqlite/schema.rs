@@ -11,7 +11,7 @@ pub const APPLICATION_ID: i32 = 0x4272_646b;
 /// The steps that lead to the newest schema. `user_version` counts those that were taken.
 const STEPS: [&str; 1] = [include_str!("../../../../migrations/sqlite/0001_embedded.sql")];
 
-/// Makes the file, if it is not there or empty. Whatever else it holds is left alone.
+/// Makes the file if it is not there or empty, and brings one of ours up to date. Any other is left alone.
 pub(super) async fn create(options: SqliteConnectOptions) -> Result<(), StoreError> {
     // In SQLite's first kind of journal, which a new file has: with the one used later, the header that tells our files
     // from others would be outside the file for a while.
@@ -22,10 +22,19 @@ pub(super) async fn create(options: SqliteConnectOptions) -> Result<(), StoreErr
         .await?;
     if objects == 0 {
         set_pragma(&mut transaction, "application_id", APPLICATION_ID).await?;
+    }
+    if is_ours(&mut transaction).await? {
         take_steps(&mut transaction).await?;
     }
     transaction.commit().await?;
     Ok(connection.close().await?)
+}
+
+async fn is_ours(connection: &mut SqliteConnection) -> Result<bool, StoreError> {
+    let found: i64 = sqlx::query_scalar("PRAGMA application_id")
+        .fetch_one(connection)
+        .await?;
+    Ok(found == i64::from(APPLICATION_ID))
 }
 
 /// Takes the steps that have not been taken yet.
@@ -60,10 +69,8 @@ async fn set_pragma(connection: &mut SqliteConnection, name: &str, value: i32) -
 impl Sqlite {
     /// Refuses a file that is not an embedded homeserver's.
     pub(super) async fn check_kind(&self) -> Result<(), StoreError> {
-        let found: i64 = sqlx::query_scalar("PRAGMA application_id")
-            .fetch_one(&self.readers)
-            .await?;
-        if found == i64::from(APPLICATION_ID) {
+        let mut connection = self.readers.acquire().await?;
+        if is_ours(&mut connection).await? {
             return Ok(());
         }
         Err(StoreError::Incompatible(format!(
