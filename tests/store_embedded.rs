@@ -10,8 +10,8 @@ use burdock::core::{
     clock::Millis,
     id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering},
     store::{
-        APPLICATION_ID, Checkpoint, Known, NewServer, Outcome, PersistEvent, RemoteKey, RetryTimings, Sqlite,
-        StateChange, Store, StoreError,
+        APPLICATION_ID, Checkpoint, Known, NewServer, Outcome, PersistEvent, Persisted, RemoteKey, RetryTimings,
+        Sqlite, StateChange, Store, StoreError,
     },
 };
 use database::{Event, TestDatabase, US};
@@ -115,9 +115,9 @@ async fn events_get_positions_in_order_and_are_read_as_the_sender_reads_them() {
         message("$b", &["$a"], 2),
     ];
     let persisted = master.persist(&batch, &[], NOW).await.unwrap();
-    let places: Vec<(&str, i64)> = persisted.events.iter().map(|(id, at)| (id.as_str(), at.0)).collect();
+    let orderings: Vec<(&str, i64)> = persisted.events.iter().map(|(id, at)| (id.as_str(), at.0)).collect();
     assert_eq!(
-        places,
+        orderings,
         [("$a", 1), ("$refused", 2), ("$outlier", 3), ("$soft", 4), ("$b", 5)]
     );
 
@@ -139,11 +139,11 @@ async fn events_get_positions_in_order_and_are_read_as_the_sender_reads_them() {
     );
 
     // What is known is not stored again, but an outlier that has got a place is.
-    let placed = PersistEvent {
+    let now_placed = PersistEvent {
         outcome: Outcome::Accepted(StateGroup(1)),
         ..outlier
     };
-    let again = [message("$b", &["$a"], 2), placed];
+    let again = [message("$b", &["$a"], 2), now_placed];
     let persisted = master.persist(&again, &[], NOW).await.unwrap();
     assert_eq!(persisted.events, [("$outlier".into(), StreamOrdering(6))]);
     let asked = ids(&["$a", "$refused", "$outlier", "$missing"]);
@@ -237,7 +237,7 @@ async fn a_change_of_state_commits_with_what_the_new_servers_are_owed() {
         "one change is one position"
     );
     // Nothing changes by saying it again; a change without a new event is refused whole.
-    assert_eq!(master.persist(&joins, &changes, NOW).await, Ok(Default::default()));
+    assert_eq!(master.persist(&joins, &changes, NOW).await, Ok(Persisted::default()));
     let refused = master.persist(&[], &[becomes(ANN, None)], NOW).await;
     assert!(matches!(refused, Err(StoreError::Refused(_))), "{refused:?}");
 
@@ -415,6 +415,33 @@ async fn two_processes_write_at_once_and_nothing_is_lost_or_refused() {
     ] {
         assert_eq!(db.rows(count).await, [expected], "{count}");
     }
+}
+
+#[tokio::test]
+async fn a_write_that_waited_for_another_process_sees_what_that_one_wrote() {
+    let db = TestDatabase::embedded().await;
+    let master = master(&db).await;
+    let other = sqlx::SqlitePool::connect(&format!("sqlite://{}", db.path().display()))
+        .await
+        .unwrap();
+    let mut writing = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    sqlx::query(
+        "INSERT INTO events (event_id, room_id, type, sender, depth, outlier, instance_name)
+         VALUES ('$a', '!room', 'm.room.message', '@ann:us.example', 1, 0, 'other')",
+    )
+    .execute(&mut *writing)
+    .await
+    .unwrap();
+    let commit = async {
+        // Time for a write that does not wait to look before the commit, and to fail after it.
+        for _ in 0..200 {
+            assert_eq!(master.known_events(&ids(&["$a"])).await, Ok([].into()));
+        }
+        writing.commit().await.unwrap();
+    };
+    let batch = [message("$a", &[], 1), message("$b", &["$a"], 2)];
+    let (persisted, ()) = tokio::join!(master.persist(&batch, &[], NOW), commit);
+    assert_eq!(persisted.unwrap().events, [("$b".into(), StreamOrdering(2))]);
 }
 
 #[tokio::test]
