@@ -167,3 +167,130 @@ impl Moved<'_> {
         Ok(page.entry(self.table.name(), columns))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, future::BoxFuture};
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::core::replication::feed::table::Row;
+
+    /// A table with a row at each position above 0.
+    struct Counter(&'static str, Mutex<i64>);
+
+    impl Table for Counter {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn columns(&self) -> &[&str] {
+            &["number"]
+        }
+
+        fn position(&self) -> Token {
+            Token(*self.1.lock())
+        }
+
+        fn rows(&self, after: Token, up_to: Token, limit: usize) -> BoxFuture<'_, Result<Vec<Row>, TableError>> {
+            if self.0 == "broken" {
+                return std::future::pending().boxed();
+            }
+            let rows = (after.0.max(0) + 1..=up_to.0).take(limit).map(|number| Row {
+                position: Token(number),
+                cells: vec![number.into()],
+            });
+            std::future::ready(Ok(rows.collect())).boxed()
+        }
+    }
+
+    fn feed(name: &'static str, position: i64) -> (Arc<Counter>, Bell, Feed) {
+        let table = Arc::new(Counter(name, Mutex::new(position)));
+        let bell = Bell::default();
+        (Arc::clone(&table), bell.clone(), Feed::new(bell, vec![table]))
+    }
+
+    async fn ask(feed: &Feed, parameters: &[(&str, &str)]) -> Result<Value, AskError> {
+        let request = feed.read(parameters.iter().copied()).expect("a good question");
+        let answer = feed.ask(&request, &CancellationToken::new()).await?;
+        Ok(serde_json::from_str(&answer).expect("JSON"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_waits_for_news_and_no_longer_than_it_is_asked_to() {
+        let (table, bell, feed) = feed("t", 3);
+        let began = Instant::now();
+        assert_eq!(ask(&feed, &[("t", "3")]).await, Ok(json!({})));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        assert_eq!(ask(&feed, &[("t", "3"), ("timeout", "5000")]).await, Ok(json!({})));
+        assert_eq!(began.elapsed(), Duration::from_secs(5));
+        let asking = ask(&feed, &[("t", "3"), ("timeout", "5000")]);
+        tokio::pin!(asking);
+        bell.ring();
+        assert!(
+            timeout(Duration::from_secs(1), &mut asking).await.is_err(),
+            "rung for nothing"
+        );
+        *table.1.lock() = 4;
+        bell.ring();
+        assert_eq!(asking.await, Ok(json!({"t": [["t", 4, 1, 1, "number"], [4]]})));
+        assert_eq!(began.elapsed(), Duration::from_secs(6));
+        // The last look, for what changes and does not ring.
+        let asking = ask(&feed, &[("t", "4"), ("timeout", "5000")]);
+        tokio::pin!(asking);
+        assert!(timeout(Duration::from_secs(1), &mut asking).await.is_err());
+        *table.1.lock() = 5;
+        assert_eq!(asking.await, Ok(json!({"t": [["t", 5, 1, 1, "number"], [5]]})));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_is_answered_when_the_process_stops() {
+        let (_, _, feed) = feed("t", 3);
+        let stop = CancellationToken::new();
+        let request = feed.read([("t", "3"), ("timeout", "60000")]).expect("a good question");
+        let began = Instant::now();
+        let asking = feed.ask(&request, &stop);
+        tokio::pin!(asking);
+        assert!(timeout(Duration::from_secs(1), &mut asking).await.is_err());
+        stop.cancel();
+        assert_eq!(asking.await, Ok("{}".to_owned()));
+        assert_eq!(began.elapsed(), Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn a_position_that_was_never_reached_is_one_of_another_life() {
+        let (_, _, feed) = feed("t", 2);
+        assert_eq!(
+            ask(&feed, &[("t", "9")]).await,
+            Ok(json!({"t": [["t", 2, 2, 1, "number"], [1], [2]]}))
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn askers_are_counted_and_a_table_that_hangs_is_given_up() {
+        let (_, _, feed) = feed("broken", 2);
+        let request = feed
+            .read([("broken", "2"), ("timeout", "1000")])
+            .expect("a good question");
+        let stop = CancellationToken::new();
+        let mut waiting: Vec<_> = (0..MAX_ASKERS).map(|_| Box::pin(feed.ask(&request, &stop))).collect();
+        for asking in &mut waiting {
+            assert!(asking.now_or_never().is_none());
+        }
+        assert_eq!(feed.ask(&request, &stop).await, Err(AskError::Busy));
+        drop(waiting);
+        let error = ask(&feed, &[("broken", "-1")]).await.expect_err("it hangs");
+        assert_eq!(
+            error.to_string(),
+            "the table `broken` cannot be read: it does not answer"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "names of their own")]
+    fn a_table_cannot_be_named_like_a_parameter() {
+        let _ = feed("limit", 0);
+    }
+}
