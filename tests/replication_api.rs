@@ -426,17 +426,25 @@ async fn notice_alone_is_had_from_streams() {
 }
 
 #[tokio::test]
-async fn who_waits_is_answered_when_the_process_stops() {
+async fn so_many_may_wait_and_are_answered_when_the_process_stops() {
     let world = World::start(Millis(7), EventsTable::default()).await;
     let address = world.service.address;
-    let waiting = tokio::spawn(async move { ask(address, "?streams=7000&timeout=60000").await });
-    // Answered in turn, so the first is waiting by now.
-    let other = ask(address, "?streams=7000&presence=-1").await;
-    assert!(other["streams"].is_null() && !other["presence"].is_null(), "{other}");
-    let serving = world.service;
-    serving.shutdown.cancel();
-    serving.serving.await.expect("no panic").expect("served");
-    waiting.abort();
+    let wait = || tokio::spawn(async move { ask(address, "?streams=7000&timeout=60000").await });
+    let waiting: Vec<_> = (0..64).map(|_| wait()).collect();
+    // One more finds no place once all of them wait.
+    let bearer = format!("Authorization: Bearer {SECRET}\r\n");
+    let refusal = loop {
+        let (status, body) = request(address, "?streams=7000", &bearer).await;
+        if status != 200 {
+            break (status, body["errcode"].clone(), body["retry_after_ms"].clone());
+        }
+        assert_eq!(body, json!({}));
+    };
+    assert_eq!(refusal, (429, json!("M_LIMIT_EXCEEDED"), json!(1000)));
+    world.service.stop().await;
+    for waiting in waiting {
+        assert_eq!(waiting.await.expect("no panic"), json!({}));
+    }
 }
 
 #[tokio::test]

@@ -201,10 +201,13 @@ fn address<'de, D: Deserializer<'de>>(input: D) -> Result<Option<SocketAddr>, D:
 }
 
 fn secret<'de, D: Deserializer<'de>>(input: D) -> Result<Option<String>, D::Error> {
-    let secret = String::deserialize(input).ok().filter(|secret| !secret.is_empty());
+    // Blanks around it would be lost on the way.
+    let secret = String::deserialize(input)
+        .ok()
+        .filter(|secret| !secret.is_empty() && secret.trim() == secret);
     secret
         .map(Some)
-        .ok_or_else(|| D::Error::custom("give a text that is not empty"))
+        .ok_or_else(|| D::Error::custom("give a text that is not empty, without blanks around it"))
 }
 
 fn age<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
