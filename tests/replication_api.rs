@@ -11,8 +11,8 @@ use burdock::{
     config::Secret,
     core::{
         clock::Millis,
-        id::Token,
-        metrics::Metrics,
+        id::{StreamOrdering, Token},
+        metrics::{DestinationState, Metrics},
         replication::feed::{Bell, Feed, MemoryTable, Record, Row, Table, TableError},
         store::RetryTimings,
     },
@@ -112,7 +112,7 @@ struct Events {
 struct EventsTable(Arc<Mutex<Events>>);
 
 impl Table for EventsTable {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "events"
     }
 
@@ -138,11 +138,11 @@ impl Table for EventsTable {
 #[derive(Clone, Default)]
 struct Follower {
     /// The tables with as many key columns (none: rows are only added), and the copy.
-    tables: BTreeMap<&'static str, Copy>,
+    tables: BTreeMap<&'static str, Kept>,
 }
 
 #[derive(Clone)]
-struct Copy {
+struct Kept {
     keys: Option<usize>,
     keep: usize,
     position: i64,
@@ -152,7 +152,7 @@ struct Copy {
 
 impl Follower {
     fn of(tables: &[(&'static str, Option<usize>, usize)]) -> Self {
-        let copy = |keys, keep| Copy {
+        let copy = |keys, keep| Kept {
             keys,
             keep,
             position: -1,
@@ -171,7 +171,7 @@ impl Follower {
             .tables
             .iter()
             .map(|(name, copy)| format!("{name}={}&", copy.position));
-        format!("?{}{more}", tables.collect::<String>())
+        format!("?{}{more}", tables.collect::<Vec<_>>().concat())
     }
 
     /// Takes an answer. Returns whether it brought anything.
@@ -200,7 +200,7 @@ impl Follower {
     }
 }
 
-impl Copy {
+impl Kept {
     fn take(&mut self, row: &[Value], has_all_columns: bool) {
         assert!(has_all_columns, "{row:?}");
         let Some(keys) = self.keys else {
@@ -523,7 +523,7 @@ async fn the_documented_example_is_what_happens() {
     let destination = |name: &str, state, last_successful, retry, queued| DestinationRow {
         destination: name.into(),
         state,
-        last_successful: Some(burdock::core::id::StreamOrdering(last_successful)),
+        last_successful: Some(StreamOrdering(last_successful)),
         retry,
         queued,
     };
@@ -537,10 +537,21 @@ async fn the_documented_example_is_what_happens() {
         room: "!room:hs1.example".into(),
         position: None,
     };
-    use burdock::core::metrics::DestinationState::{Backoff, Live};
-    destinations.put(destination("hs2.example", Live, 4711, RetryTimings::default(), 0));
-    destinations.put(destination("hs3.example", Backoff, 4711, failing, 0));
-    destinations.put(destination("hs2.example", Live, 4714, RetryTimings::default(), 2));
+    destinations.put(destination(
+        "hs2.example",
+        DestinationState::Live,
+        4711,
+        RetryTimings::default(),
+        0,
+    ));
+    destinations.put(destination("hs3.example", DestinationState::Backoff, 4711, failing, 0));
+    destinations.put(destination(
+        "hs2.example",
+        DestinationState::Live,
+        4714,
+        RetryTimings::default(),
+        2,
+    ));
     let key = row.key();
     backlog.put(row);
     backlog.remove(&key);

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use axum::{
     extract::{RawQuery, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use serde_json::json;
@@ -42,7 +42,7 @@ impl Replication {
 
     /// Whether the request may ask.
     fn admits(&self, headers: &HeaderMap) -> Result<(), Refusal> {
-        let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let given = headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
         let Some(given) = given.and_then(bearer) else {
             return Err(Refusal::new(
                 StatusCode::UNAUTHORIZED,
