@@ -1,4 +1,6 @@
-//! What operators and machines ask of a running process: health and metrics.
+//! What operators and machines ask of a running process: health, metrics, and tables to follow.
+
+mod replication;
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -12,6 +14,8 @@ use axum::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+pub use replication::Replication;
+
 use crate::core::metrics::Metrics;
 
 /// How long an answer under way may still take when we stop.
@@ -20,12 +24,18 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// Serves `GET /health` and `GET /metrics` on `listener` until `shutdown`.
+/// Serves `GET /health`, `GET /metrics`, and the replication API if there is one, on `listener` until `shutdown`.
 ///
 /// # Errors
 /// What accepting connections gives.
-pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>, shutdown: CancellationToken) -> io::Result<()> {
-    let serving = axum::serve(listener, routes(metrics)).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+pub async fn serve(
+    listener: TcpListener,
+    metrics: Arc<Metrics>,
+    replication: Option<Replication>,
+    shutdown: CancellationToken,
+) -> io::Result<()> {
+    let routes = routes(metrics, replication);
+    let serving = axum::serve(listener, routes).with_graceful_shutdown(shutdown.clone().cancelled_owned());
     let too_long = async {
         shutdown.cancelled().await;
         tokio::time::sleep(LINGER).await;
@@ -36,8 +46,11 @@ pub async fn serve(listener: TcpListener, metrics: Arc<Metrics>, shutdown: Cance
     }
 }
 
-fn routes(metrics: Arc<Metrics>) -> Router {
-    Router::new()
+fn routes(metrics: Arc<Metrics>, replication: Option<Replication>) -> Router {
+    let followed = replication.map_or_else(Router::new, |replication| {
+        Router::new().route(replication::PATH, get(replication::ask).with_state(replication))
+    });
+    followed
         // As at Synapse's workers: that the process answers is all it says.
         .route("/health", get(async || ([(header::CONTENT_TYPE, TEXT)], "OK")))
         .route("/metrics", get(exposition))
@@ -73,7 +86,7 @@ mod tests {
         (
             address,
             shutdown.clone(),
-            tokio::spawn(serve(listener, metrics, shutdown)),
+            tokio::spawn(serve(listener, metrics, None, shutdown)),
         )
     }
 
@@ -113,7 +126,12 @@ mod tests {
             body.contains("burdock_checkpoints_total{") && body.ends_with("# EOF\n"),
             "{body}"
         );
-        for (request, expected) in [("GET /health/x", "404"), ("GET /", "404"), ("POST /health", "405")] {
+        for (request, expected) in [
+            ("GET /health/x", "404"),
+            ("GET /", "404"),
+            ("GET /_synapse/replication?streams=-1", "404"),
+            ("POST /health", "405"),
+        ] {
             let (status, _, body) = ask(address, request).await;
             assert!(
                 status.contains(expected) && body.contains("M_UNRECOGNIZED"),

@@ -34,6 +34,11 @@ pub(super) fn summary(config: &Config) -> String {
         Some(address) => line(&mut text, "health and metrics", format_args!("http://{address}")),
         None => line(&mut text, "health and metrics", "off ([listen] address)"),
     }
+    let replication_api = match config.own.replication_secret {
+        Some(_) => "on",
+        None => "off ([listen] replication_secret)",
+    };
+    line(&mut text, "replication API", replication_api);
     text
 }
 

@@ -13,16 +13,17 @@ use super::{
     logging,
 };
 use crate::{
-    admin,
+    admin::{self, Replication},
     config::Config,
     core::{
+        clock,
         metrics::Metrics,
         replication::{self, task},
         shutdown::Shutdown,
         store::Store,
     },
     federation::{client::Client, transaction::TransactionIds},
-    sender::{self, destination::Limits, pace, shard::Shard},
+    sender::{self, destination::Limits, pace, shard::Shard, tables::Tables},
 };
 
 /// Runs until a signal or a failure ends it.
@@ -86,11 +87,21 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
     let shard = Shard::of(&config.instance, &config.replication.sender_instances)
         .context("our instance name is missing from federation_sender_instances")?;
 
+    let (tables, replication_api) = config
+        .own
+        .replication_secret
+        .clone()
+        .map(|secret| {
+            let tables = Arc::new(Tables::new(clock::now().wall));
+            let feed = Arc::new(tables.feed());
+            (tables, Replication::new(feed, secret, shutdown.drain.clone()))
+        })
+        .unzip();
     if let Some(address) = config.own.listen {
         let listener = TcpListener::bind(address)
             .await
             .with_context(|| format!("cannot listen on {address}"))?;
-        let served = admin::serve(listener, Arc::clone(&metrics), shutdown.drain.clone());
+        let served = admin::serve(listener, Arc::clone(&metrics), replication_api, shutdown.drain.clone());
         lifecycle.spawn("admin", async { Ok(served.await?) });
     }
 
@@ -123,6 +134,7 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
         rng: SmallRng::seed_from_u64(random()?),
         transaction_ids: TransactionIds::draw().context("the operating system has no randomness to give")?,
         metrics,
+        tables,
         shutdown: shutdown.clone(),
     };
     lifecycle.spawn("sender", async move {

@@ -272,6 +272,9 @@ pub struct Retry {
 pub struct Own {
     /// `[listen] address`: where `/health` and `/metrics` are served; not served if absent.
     pub listen: Option<SocketAddr>,
+    /// `[listen] replication_secret` or the content of its `_path`: who knows it may ask the replication API, which is not
+    /// served without.
+    pub replication_secret: Option<Secret>,
     /// `[sender] max_transaction_bytes`.
     pub max_transaction_bytes: usize,
     /// `[sender] max_pending_pdus`: a destination with more unsent PDUs is behind.

@@ -1,11 +1,16 @@
 //! Our own keys: the optional TOML file. `config.example.toml` describes each of them.
 
-use std::{fs, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde::{Deserialize, Deserializer, de::Error};
 use tracing_subscriber::EnvFilter;
 
-use super::{LogFormat, Own, duration, error::ConfigError};
+use super::{LogFormat, Own, Secret, duration, error::ConfigError};
 
 /// The file as it is written: a section a struct.
 #[derive(Deserialize, Default)]
@@ -24,6 +29,9 @@ struct OwnFile {
 struct Listen {
     #[serde(deserialize_with = "address")]
     address: Option<SocketAddr>,
+    #[serde(deserialize_with = "secret")]
+    replication_secret: Option<String>,
+    replication_secret_path: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -92,6 +100,7 @@ impl From<OwnFile> for Own {
     fn from(file: OwnFile) -> Self {
         Self {
             listen: file.listen.address,
+            replication_secret: file.listen.replication_secret.map(Secret),
             max_transaction_bytes: file.sender.max_transaction_bytes,
             max_pending_pdus: file.sender.max_pending_pdus,
             max_pending_age: file.sender.max_pending_age,
@@ -114,10 +123,13 @@ pub(super) fn read(path: Option<&Path>) -> Result<Own, ConfigError> {
             "Check the path given with --config and that the user Burdock runs as may read it",
         )
     })?;
-    parse(&text).map_err(|e| {
+    let mut file = parse(&text).map_err(|e| {
         let place = e.span().map_or(String::new(), |span| {
             let line = text.get(..span.start).unwrap_or_default().matches('\n').count() + 1;
-            let content = text.lines().nth(line - 1).unwrap_or_default().trim();
+            let mut content = text.lines().nth(line - 1).unwrap_or_default().trim();
+            if content.contains("secret") {
+                content = content.split('=').next().unwrap_or_default().trim();
+            }
             format!("line {line}, `{content}`: ")
         });
         let problem = e.message().trim_end().replace('\n', ", ");
@@ -126,11 +138,52 @@ pub(super) fn read(path: Option<&Path>) -> Result<Own, ConfigError> {
             format!("{place}{problem}"),
             "`config.example.toml` describes every key",
         )
-    })
+    })?;
+    file.listen.find_secret(path)?;
+    Ok(file.into())
 }
 
-fn parse(text: &str) -> Result<Own, toml::de::Error> {
-    toml::from_str::<OwnFile>(text).map(Own::from)
+fn parse(text: &str) -> Result<OwnFile, toml::de::Error> {
+    toml::from_str(text)
+}
+
+impl Listen {
+    /// Reads the secret's file, if it is in one, and checks that it is served where it is known.
+    fn find_secret(&mut self, own: &Path) -> Result<(), ConfigError> {
+        let wrong = |key: &str, problem: &str, remedy: &str| {
+            let key = format!("listen.{key}");
+            Err(ConfigError::at_key(&own.display().to_string(), &key, problem, remedy))
+        };
+        if let Some(path) = &self.replication_secret_path {
+            let key = "replication_secret_path";
+            if self.replication_secret.is_some() {
+                return wrong(key, "is given together with `replication_secret`", "Remove one of them");
+            }
+            let content = match fs::read_to_string(path) {
+                Ok(content) => content.trim().to_owned(),
+                Err(e) => {
+                    let problem = format!("names `{}`, which cannot be read: {e}", path.display());
+                    return wrong(
+                        key,
+                        &problem,
+                        "Check the path and that the user Burdock runs as may read it",
+                    );
+                }
+            };
+            if content.is_empty() {
+                return wrong(key, "names a file that holds nothing", "Write a secret into it");
+            }
+            self.replication_secret = Some(content);
+        }
+        if self.replication_secret.is_some() && self.address.is_none() {
+            return wrong(
+                "replication_secret",
+                "is given, but nothing listens",
+                "Set `listen.address`, or remove the secret",
+            );
+        }
+        Ok(())
+    }
 }
 
 fn within<'de, D: Deserializer<'de>, const MIN: usize, const MAX: usize>(input: D) -> Result<usize, D::Error> {
@@ -145,6 +198,16 @@ fn address<'de, D: Deserializer<'de>>(input: D) -> Result<Option<SocketAddr>, D:
     address
         .map(Some)
         .map_err(|_| D::Error::custom("give an address and a port, for example `127.0.0.1:9090`"))
+}
+
+fn secret<'de, D: Deserializer<'de>>(input: D) -> Result<Option<String>, D::Error> {
+    // Blanks around it would be lost on the way.
+    let secret = String::deserialize(input)
+        .ok()
+        .filter(|secret| !secret.is_empty() && secret.trim() == secret);
+    secret
+        .map(Some)
+        .ok_or_else(|| D::Error::custom("give a text that is not empty, without blanks around it"))
 }
 
 fn age<'de, D: Deserializer<'de>>(input: D) -> Result<Duration, D::Error> {
@@ -171,7 +234,8 @@ mod tests {
 
     #[test]
     fn the_example_holds_the_defaults() {
-        assert_eq!(parse(EXAMPLE).expect("the example is valid"), Own::default());
+        let example = parse(EXAMPLE).expect("the example is valid");
+        assert_eq!(Own::from(example), Own::default());
     }
 
     #[test]
@@ -179,6 +243,8 @@ mod tests {
         let everything = OwnFile {
             listen: Listen {
                 address: Some(([127, 0, 0, 1], 9090).into()),
+                replication_secret: Some("hunter".to_owned()),
+                replication_secret_path: Some("/hunter".into()),
             },
             ..OwnFile::default()
         };
@@ -211,10 +277,11 @@ mod tests {
 
     #[test]
     fn every_key_is_taken_from_the_file() {
-        let text = "[listen]\naddress = '[::1]:1'\n[sender]\nmax_transaction_bytes = 131072\nmax_pending_pdus = 1\n\
+        let text = "[listen]\naddress = '[::1]:1'\nreplication_secret = 'hunter'\n[sender]\nmax_transaction_bytes = 131072\nmax_pending_pdus = 1\n\
                     max_pending_age = '2m'\n[federation]\nmax_connecting = 2\n[log]\nformat = 'json'\nfilter = 'burdock=debug'\n";
         let expected = Own {
             listen: "[::1]:1".parse().ok(),
+            replication_secret: Some(Secret("hunter".to_owned())),
             max_transaction_bytes: 131_072,
             max_pending_pdus: 1,
             max_pending_age: Duration::from_mins(2),
@@ -222,6 +289,6 @@ mod tests {
             log_format: LogFormat::Json,
             log_filter: "burdock=debug".to_owned(),
         };
-        assert_eq!(parse(text).expect("valid"), expected);
+        assert_eq!(Own::from(parse(text).expect("valid")), expected);
     }
 }

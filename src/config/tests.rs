@@ -224,6 +224,10 @@ fn secrets_and_the_key_may_be_files() {
         ),
         ("secret", " from a file \n"),
         (
+            "burdock.toml",
+            "[listen]\naddress = '[::1]:1'\nreplication_secret_path = 'DIR/secret'\n",
+        ),
+        (
             "hs1.test.signing.key",
             "ed25519 a_file AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8\n",
         ),
@@ -231,6 +235,7 @@ fn secrets_and_the_key_may_be_files() {
     let config = load_files(&files, &[]).expect("valid");
     assert_eq!(config.redis.password, Some(Secret("from a file".to_owned())));
     assert_eq!(config.replication.secret, Some(Secret("from a file".to_owned())));
+    assert_eq!(config.own.replication_secret, Some(Secret("from a file".to_owned())));
     assert_eq!(config.signing_key.key_id(), "ed25519:a_file");
 }
 
@@ -388,6 +393,12 @@ fn refusals_outside_the_yaml_read_well() {
         own("[sender]\nmax_pending_age = '10 s'\n"),
         own("[sender]\nmax_pending_age = '2h'\n"),
         own("[listen]\naddress = 'localhost:9090'\n"),
+        own("[listen]\naddress = '[::1]:1'\nreplication_secret = 7654321\n"),
+        own("[listen]\naddress = '[::1]:1'\nreplication_secret = ''\n"),
+        own("[listen]\naddress = '[::1]:1'\nreplication_secret = 'hunter\n"),
+        own("[listen]\nreplication_secret = 'hunter'\n"),
+        own("[listen]\nreplication_secret = 'hunter'\nreplication_secret_path = '/x'\n"),
+        own("[listen]\nreplication_secret_path = '/absent/secret'\n"),
         own("[log]\nformat = 'xml'\n"),
         own("[log]\nfilter = 'burdock=loud'\n"),
         own("[log]\nfilter = 'info'\nfilter = 'warn'\n"),

@@ -8,7 +8,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Sender, backoff};
+use super::{Sender, backoff, tables::TransactionRow};
 use crate::{
     core::{
         clock,
@@ -36,17 +36,53 @@ pub enum Attempt {
     Interrupted,
 }
 
+impl Attempt {
+    /// For the table of transactions.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Accepted(_) => "accepted",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Unreadable => "unreadable",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
 impl Sender {
-    /// Sends `body` under a new transaction id until it is accepted or the attempt is over.
+    /// Sends `body`, which holds so many `pdus`, under a new transaction id until it is accepted or the attempt is over.
     ///
     /// All tries repeat id and bytes, so a receiver that took an earlier one answers from memory.
-    pub(super) async fn attempt(&self, destination: &ServerName, body: &Body, nudge: &Notify) -> Attempt {
+    pub(super) async fn attempt(&self, destination: &ServerName, body: &Body, pdus: usize, nudge: &Notify) -> Attempt {
         let transaction = self.transaction_ids.next_id();
+        let began = clock::now();
+        let attempt = self.try_until_over(destination, &transaction, body, nudge).await;
+        if let Some(tables) = &self.tables {
+            tables.sent(TransactionRow {
+                destination: destination.clone(),
+                id: transaction.into(),
+                pdus,
+                bytes: body.len(),
+                outcome: attempt.word(),
+                duration: began.at.elapsed(),
+                began: began.wall,
+            });
+        }
+        attempt
+    }
+
+    async fn try_until_over(
+        &self,
+        destination: &ServerName,
+        transaction: &str,
+        body: &Body,
+        nudge: &Notify,
+    ) -> Attempt {
         let mut retries = 0;
         let mut busy = 0;
         loop {
             let outcome = tokio::select! {
-                outcome = self.client.send(destination, &transaction, body) => outcome,
+                outcome = self.client.send(destination, transaction, body) => outcome,
                 () = self.shutdown.stop.cancelled() => return Attempt::Interrupted,
             };
             self.metrics.http_response(outcome.status());

@@ -76,7 +76,7 @@ impl Worker {
         while !chosen.is_empty() {
             let pdus: Vec<_> = chosen.iter().map(|(_, pdu)| pdu.bytes.clone()).collect();
             let body = Body::build(&sender.origin, clock::now().wall, &pdus);
-            match sender.attempt(&self.name, &body, &self.nudge).await {
+            match sender.attempt(&self.name, &body, pdus.len(), &self.nudge).await {
                 Attempt::Accepted(accepted) => {
                     self.count_errors(&accepted);
                     let took = chosen.iter().map(|(_, pdu)| pdu);

@@ -94,6 +94,9 @@ impl Sender {
                 Ok(()) => {}
             }
             self.note_figures();
+            if let Some(tables) = &self.tables {
+                tables.tick();
+            }
             if ending {
                 return Ok(());
             }

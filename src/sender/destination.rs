@@ -22,7 +22,8 @@ use super::{
 };
 use crate::core::{
     clock::Now,
-    id::{EventId, RoomId, StreamOrdering},
+    id::{EventId, RoomId, StickyPosition, StreamOrdering},
+    metrics::DestinationState,
     store::{DestinationRecord, RetryTimings},
 };
 
@@ -195,6 +196,23 @@ impl Destination {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.standing == Standing::Live
+    }
+
+    /// How it stands, as operators are told.
+    #[must_use]
+    pub fn state(&self, now: Now) -> DestinationState {
+        if self.is_live() {
+            DestinationState::Live
+        } else if self.retry.due(now.wall).is_some() {
+            DestinationState::Backoff
+        } else {
+            DestinationState::Behind
+        }
+    }
+
+    /// The rooms of its sticky backlog that are known, with their positions if those have been read.
+    pub fn backlog_rooms(&self) -> impl Iterator<Item = (&RoomId, Option<StickyPosition>)> {
+        self.backlog.rooms()
     }
 
     /// PDUs in memory that were not accepted.

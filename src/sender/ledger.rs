@@ -17,12 +17,14 @@ use super::{
     outstanding::Outstanding,
     pace::Seen,
     sticky::backlog::Backlog,
+    tables::{BacklogRow, DestinationRow},
     transaction::OwedPdu,
 };
 use crate::core::{
     clock::Now,
     event::Pdu,
     id::{EventId, RoomId, ServerName, StreamOrdering},
+    metrics::DestinationState,
     store::{Checkpoint, DestinationRecord, EventCursor, RetryTimings},
 };
 
@@ -450,17 +452,37 @@ impl Ledger {
     pub fn figures(&self, now: Now) -> Figures {
         let mut figures = Figures::default();
         for known in self.destinations.values() {
-            if known.destination.is_live() {
-                figures.live += 1;
-            } else if known.destination.retry().due(now.wall).is_some() {
-                figures.backing_off += 1;
-            } else {
-                figures.behind += 1;
+            match known.destination.state(now) {
+                DestinationState::Live => figures.live += 1,
+                DestinationState::Behind => figures.behind += 1,
+                DestinationState::Backoff => figures.backing_off += 1,
             }
             figures.working += usize::from(known.activity == Activity::Working);
             figures.queued += known.destination.queued();
         }
         figures
+    }
+
+    /// All destinations and their known backlog, as rows of the tables that others may follow.
+    #[must_use]
+    pub fn rows(&self, now: Now) -> (Vec<DestinationRow>, Vec<BacklogRow>) {
+        let mut rows = Vec::with_capacity(self.destinations.len());
+        let mut backlog = Vec::new();
+        for (name, Known { destination, .. }) in &self.destinations {
+            rows.push(DestinationRow {
+                destination: name.clone(),
+                state: destination.state(now),
+                last_successful: destination.last_successful(),
+                retry: destination.retry(),
+                queued: destination.queued(),
+            });
+            backlog.extend(destination.backlog_rooms().map(|(room, position)| BacklogRow {
+                destination: name.clone(),
+                room: room.clone(),
+                position,
+            }));
+        }
+        (rows, backlog)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod shard;
 #[cfg(test)]
 mod simulation;
 pub mod sticky;
+pub mod tables;
 pub mod transaction;
 pub mod wake;
 mod worker;
@@ -34,7 +35,7 @@ use tracing::info;
 
 use self::{
     bodies::Bodies, checkpoint::Checkpoints, destination::Limits, events::EventLoop, ledger::Ledger, shard::Shard,
-    wake::TwinAlive,
+    tables::Tables, wake::TwinAlive,
 };
 use crate::{
     config::Retry,
@@ -78,6 +79,8 @@ pub struct Parts {
     pub transaction_ids: TransactionIds,
     /// Figures.
     pub metrics: Arc<Metrics>,
+    /// What others may follow, if anybody may.
+    pub tables: Option<Arc<Tables>>,
     /// When to stop.
     pub shutdown: Shutdown,
 }
@@ -118,6 +121,7 @@ struct Sender {
     transaction_ids: TransactionIds,
     rng: Mutex<SmallRng>,
     metrics: Arc<Metrics>,
+    tables: Option<Arc<Tables>>,
     /// The destinations' tasks.
     tracker: TaskTracker,
     /// Whose turn it is to write a back-off.
@@ -188,12 +192,16 @@ pub async fn run(parts: Parts, subscription: Subscription) -> Result<(), SenderE
         bodies: Bodies::default(),
         transaction_ids: parts.transaction_ids,
         rng: Mutex::new(parts.rng),
+        tables: parts.tables,
         tracker: TaskTracker::new(),
         retry_writes: tokio::sync::Mutex::default(),
         look_at_deltas: Notify::new(),
         look_for_events: Notify::new(),
         scan_now: Notify::new(),
     });
+    if let Some(tables) = &sender.tables {
+        tables.show(&sender);
+    }
     let drain = sender.shutdown.drain.clone();
     let events = Box::pin(EventLoop::new(Arc::clone(&sender), events_up_to, deltas).run());
     // Wherever these are, they end when the process drains: a slow statement must not hold up the last checkpoint.

@@ -186,7 +186,7 @@ impl Worker {
     async fn send(&self, pdus: &[Arc<OwedPdu>]) {
         let sender = &self.sender;
         let body = sender.bodies.of(&sender.origin, pdus, clock::now().wall);
-        match sender.attempt(&self.name, &body, &self.nudge).await {
+        match sender.attempt(&self.name, &body, pdus.len(), &self.nudge).await {
             Attempt::Accepted(accepted) => {
                 self.count_errors(&accepted);
                 let took = |id: &EventId| accepted.took(id);
@@ -216,7 +216,7 @@ impl Worker {
     /// refusal was about the content, which is given up; if not, the destination fails, and that has been noted.
     pub(super) async fn refuses_only_that(&self) -> bool {
         let empty = Body::build(&self.sender.origin, clock::now().wall, &[]);
-        match self.sender.attempt(&self.name, &empty, &self.nudge).await {
+        match self.sender.attempt(&self.name, &empty, 0, &self.nudge).await {
             Attempt::Accepted(_) => {
                 warn!(destination = %self.name, "it refuses this one PDU, which is given up");
                 self.sender.metrics.pdu_errors.inc();

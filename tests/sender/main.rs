@@ -20,6 +20,7 @@ mod remote;
 mod replication;
 mod running;
 mod sticky;
+mod tables;
 
 use std::time::Duration;
 

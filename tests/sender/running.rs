@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use burdock::{
     config::{AddressRanges, Federation, Redis, RedisAddress, Replication, Retry},
     core::{
+        clock,
         id::InstanceName,
         metrics::Metrics,
         replication::{self, task},
@@ -13,7 +14,7 @@ use burdock::{
         store::Store,
     },
     federation::{client::Client, transaction::TransactionIds},
-    sender::{self, Parts, SenderError, destination::Limits, pace, shard::Shard},
+    sender::{self, Parts, SenderError, destination::Limits, pace, shard::Shard, tables::Tables},
 };
 use rand::{SeedableRng, rngs::SmallRng};
 use tokio::{task::JoinHandle, time::timeout};
@@ -59,6 +60,7 @@ pub struct Running {
     /// Ends its part in replication.
     pub quiet: CancellationToken,
     pub metrics: Arc<Metrics>,
+    pub tables: Arc<Tables>,
     ended: JoinHandle<Result<(), SenderError>>,
 }
 
@@ -130,6 +132,7 @@ async fn start(store: Store, redis: Redis, channel: &str, settings: Settings) ->
     let subscription = task::start(part, positions, store.clone(), 1, &quiet, &TaskTracker::new());
     let shutdown = Shutdown::default();
     let metrics = Arc::new(Metrics::new(&US.into()));
+    let tables = Arc::new(Tables::new(clock::now().wall));
     let signing_key = SigningKey::from_seed("1", &[1; 32]);
     let parts = Parts {
         origin: US.into(),
@@ -157,12 +160,14 @@ async fn start(store: Store, redis: Redis, channel: &str, settings: Settings) ->
         rng: SmallRng::seed_from_u64(1),
         transaction_ids: TransactionIds::draw().unwrap(),
         metrics: Arc::clone(&metrics),
+        tables: Some(Arc::clone(&tables)),
         shutdown: shutdown.clone(),
     };
     Running {
         shutdown,
         quiet,
         metrics,
+        tables,
         ended: tokio::spawn(sender::run(parts, subscription)),
     }
 }

@@ -145,3 +145,23 @@ fn what_became_a_row_while_none_was_found_keeps_it_behind() {
     assert!(!ledger.caught_up(&name, up_to));
     assert!(matches!(ledger.next(&name, now), Step::CatchUp { up_to, .. } if up_to == StreamOrdering(2)));
 }
+
+#[test]
+fn its_rows_say_how_each_destination_stands() {
+    let (name, now) = (ServerName::from("s"), start());
+    let mut ledger = catching_up(&name, now);
+    ledger.backlog(&name, |backlog| backlog.recorded(&"!b".into(), now.at));
+    let row = DestinationRow {
+        destination: name.clone(),
+        state: DestinationState::Behind,
+        last_successful: Some(StreamOrdering(1)),
+        retry: RetryTimings::default(),
+        queued: 1,
+    };
+    let backlog = BacklogRow {
+        destination: name,
+        room: "!b".into(),
+        position: None,
+    };
+    assert_eq!(ledger.rows(now), (vec![row], vec![backlog]));
+}

@@ -188,6 +188,17 @@ impl Backlog {
         self.unread
     }
 
+    /// The rooms, with their positions if those have been read.
+    pub fn rooms(&self) -> impl Iterator<Item = (&RoomId, Option<StickyPosition>)> {
+        self.rooms.iter().map(|known| {
+            let position = match &known.state {
+                RoomState::Unread => None,
+                RoomState::Awaiting { position, .. } | RoomState::Ready { position, .. } => Some(*position),
+            };
+            (&known.room, position)
+        })
+    }
+
     /// Whether any room has.
     #[must_use]
     pub fn holds_any(&self) -> bool {

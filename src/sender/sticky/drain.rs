@@ -102,7 +102,8 @@ impl Worker {
         }
         let bytes: Vec<_> = page.pdus.iter().map(|(_, pdu)| pdu.bytes.clone()).collect();
         let body = Body::build(&self.sender.origin, clock::now().wall, &bytes);
-        match self.sender.attempt(&self.name, &body, &self.nudge).await {
+        let sent = self.sender.attempt(&self.name, &body, bytes.len(), &self.nudge);
+        match sent.await {
             Attempt::Accepted(accepted) => {
                 self.count_errors(&accepted);
                 let reached = settle(&page.pdus, &accepted, unlisted);
