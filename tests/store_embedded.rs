@@ -10,8 +10,8 @@ use burdock::core::{
     clock::Millis,
     id::{EventId, InstanceName, RoomId, ServerName, StateGroup, StickyPosition, StreamOrdering},
     store::{
-        APPLICATION_ID, Checkpoint, Known, NewServer, Outcome, PersistEvent, RemoteKey, RetryTimings, Sqlite,
-        StateChange, Store, StoreError,
+        APPLICATION_ID, Checkpoint, Known, NewServer, Outcome, PersistEvent, Persisted, RemoteKey, RetryTimings,
+        Sqlite, StateChange, Store, StoreError,
     },
 };
 use database::{Event, TestDatabase, US};
@@ -115,9 +115,9 @@ async fn events_get_positions_in_order_and_are_read_as_the_sender_reads_them() {
         message("$b", &["$a"], 2),
     ];
     let persisted = master.persist(&batch, &[], NOW).await.unwrap();
-    let places: Vec<(&str, i64)> = persisted.events.iter().map(|(id, at)| (id.as_str(), at.0)).collect();
+    let orderings: Vec<(&str, i64)> = persisted.events.iter().map(|(id, at)| (id.as_str(), at.0)).collect();
     assert_eq!(
-        places,
+        orderings,
         [("$a", 1), ("$refused", 2), ("$outlier", 3), ("$soft", 4), ("$b", 5)]
     );
 
@@ -139,11 +139,11 @@ async fn events_get_positions_in_order_and_are_read_as_the_sender_reads_them() {
     );
 
     // What is known is not stored again, but an outlier that has got a place is.
-    let placed = PersistEvent {
+    let now_placed = PersistEvent {
         outcome: Outcome::Accepted(StateGroup(1)),
         ..outlier
     };
-    let again = [message("$b", &["$a"], 2), placed];
+    let again = [message("$b", &["$a"], 2), now_placed];
     let persisted = master.persist(&again, &[], NOW).await.unwrap();
     assert_eq!(persisted.events, [("$outlier".into(), StreamOrdering(6))]);
     let asked = ids(&["$a", "$refused", "$outlier", "$missing"]);
@@ -237,7 +237,7 @@ async fn a_change_of_state_commits_with_what_the_new_servers_are_owed() {
         "one change is one position"
     );
     // Nothing changes by saying it again; a change without a new event is refused whole.
-    assert_eq!(master.persist(&joins, &changes, NOW).await, Ok(Default::default()));
+    assert_eq!(master.persist(&joins, &changes, NOW).await, Ok(Persisted::default()));
     let refused = master.persist(&[], &[becomes(ANN, None)], NOW).await;
     assert!(matches!(refused, Err(StoreError::Refused(_))), "{refused:?}");
 

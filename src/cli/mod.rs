@@ -3,7 +3,9 @@
 mod check;
 pub mod lifecycle;
 mod logging;
+pub mod master;
 mod run;
+pub mod sending;
 
 use std::{
     io::{Write, stdout},
@@ -29,6 +31,8 @@ enum Command {
     Run(ConfigArgs),
     /// Read the configuration, say what it means, and send nothing
     Check(ConfigArgs),
+    /// Be a small homeserver, with a sender of its own or for one beside it
+    Master(master::MasterArgs),
 }
 
 /// Where the configuration is.
@@ -53,20 +57,26 @@ impl Cli {
     /// configuration is wrong (or, from clap, the arguments are).
     #[must_use]
     pub fn execute(&self) -> ExitCode {
-        let (Command::Run(args) | Command::Check(args)) = &self.command;
-        let config = match args.load() {
-            Ok(config) => config,
-            Err(error) => {
-                eprintln!("burdock: {error}");
-                return ExitCode::from(2);
-            }
-        };
         match &self.command {
-            Command::Run(_) => run::run(config),
-            Command::Check(_) => match stdout().write_all(check::summary(&config).as_bytes()) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(_) => ExitCode::FAILURE,
-            },
+            Command::Run(args) => with(args.load(), run::run),
+            Command::Check(args) => with(args.load(), |config| {
+                match stdout().write_all(check::summary(&config).as_bytes()) {
+                    Ok(()) => ExitCode::SUCCESS,
+                    Err(_) => ExitCode::FAILURE,
+                }
+            }),
+            Command::Master(args) => with(args.load(), |loaded| master::run(args, loaded)),
+        }
+    }
+}
+
+/// Goes on with what was configured, or says what is wrong with it.
+fn with<T>(loaded: Result<T, ConfigError>, go_on: impl FnOnce(T) -> ExitCode) -> ExitCode {
+    match loaded {
+        Ok(loaded) => go_on(loaded),
+        Err(error) => {
+            eprintln!("burdock: {error}");
+            ExitCode::from(2)
         }
     }
 }

@@ -124,13 +124,14 @@ macro_rules! each_engine {
 }
 
 each_engine! {
-    /// Checks the versions of Synapse's schema alone. Ask again whenever Synapse may have been upgraded under us.
+    /// Checks the schema's version alone. Ask again whenever the homeserver may have been upgraded under us.
     ///
     /// # Errors
     /// [`StoreError::Incompatible`] says what is wrong and what to do.
     fn check_versions(&self) -> Result<(), StoreError>;
 
-    /// Makes or updates our schema `burdock`. Nothing of ours is put into Synapse's.
+    /// Makes or updates what is ours: the schema `burdock` (nothing of ours is put into Synapse's), or the embedded
+    /// homeserver's tables.
     ///
     /// # Errors
     /// [`StoreError::Incompatible`] if we lack the right (its text holds the SQL to run as an administrator) or if the
@@ -466,8 +467,8 @@ each_engine! {
     /// Those of the database.
     fn record_missed(&self, rows: &[(ServerName, RoomId, StickyPosition)]) -> Result<(), StoreError>;
 
-    /// Which of these events are sticky events of ours, and where. Expired ones are among them until Synapse removes
-    /// them.
+    /// Which of these events are sticky events of ours, and where. Expired ones are among them until the homeserver
+    /// removes them.
     ///
     /// # Errors
     /// Those of the database.
