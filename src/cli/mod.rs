@@ -4,7 +4,9 @@ mod check;
 mod demo;
 pub mod lifecycle;
 mod logging;
+pub mod master;
 mod run;
+pub mod sending;
 
 use std::{
     io::{Write, stdout},
@@ -14,7 +16,7 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 
 /// A Matrix federation sender that takes the place of Synapse's `federation_sender` worker.
 #[derive(Debug, Parser)]
@@ -32,6 +34,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Read the configuration, say what it means, and send nothing
     Check(ConfigArgs),
+    /// Be a small homeserver, with a sender of its own or for one beside it
+    Master(master::MasterArgs),
 }
 
 /// Where the configuration is.
@@ -46,14 +50,8 @@ struct ConfigArgs {
 }
 
 impl ConfigArgs {
-    fn with_config(&self, command: impl FnOnce(Config) -> ExitCode) -> ExitCode {
-        match Config::load(&self.synapse, self.own.as_deref()) {
-            Ok(config) => command(config),
-            Err(error) => {
-                eprintln!("burdock: {error}");
-                ExitCode::from(2)
-            }
-        }
+    fn load(&self) -> Result<Config, ConfigError> {
+        Config::load(&self.synapse, self.own.as_deref())
     }
 }
 
@@ -63,14 +61,26 @@ impl Cli {
     #[must_use]
     pub fn execute(&self) -> ExitCode {
         match &self.command {
-            Command::Run(args) => args.with_config(run::run),
+            Command::Run(args) => with(args.load(), run::run),
             Command::Demo(args) => demo::run(args),
-            Command::Check(args) => args.with_config(|config| {
+            Command::Check(args) => with(args.load(), |config| {
                 match stdout().write_all(check::summary(&config).as_bytes()) {
                     Ok(()) => ExitCode::SUCCESS,
                     Err(_) => ExitCode::FAILURE,
                 }
             }),
+            Command::Master(args) => with(args.load(), |loaded| master::run(args, loaded)),
+        }
+    }
+}
+
+/// Goes on with what was configured, or says what is wrong with it.
+fn with<T>(loaded: Result<T, ConfigError>, go_on: impl FnOnce(T) -> ExitCode) -> ExitCode {
+    match loaded {
+        Ok(loaded) => go_on(loaded),
+        Err(error) => {
+            eprintln!("burdock: {error}");
+            ExitCode::from(2)
         }
     }
 }

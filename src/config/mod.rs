@@ -94,6 +94,50 @@ impl Config {
     }
 }
 
+/// How other homeservers are reached and tried again: what an embedded homeserver takes from files like Synapse's.
+#[derive(Debug, Clone)]
+pub struct Reach {
+    /// How they are reached.
+    pub federation: Federation,
+    /// How often they are tried again.
+    pub retry: Retry,
+    /// All that the files say, for those who read them after us.
+    pub all: serde_json::Map<String, serde_json::Value>,
+}
+
+impl Reach {
+    /// Reads files like Synapse's, laid over each other; with none, all is as Synapse has it by default.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn load(yaml_paths: &[PathBuf]) -> Result<Self, ConfigError> {
+        let layers = yaml::Layers::read_if_any(yaml_paths)?;
+        Ok(Self {
+            federation: remote::read(&layers, &|name| std::env::var(name).ok())?,
+            retry: remote::read_retry(&layers)?,
+            all: layers.into_values(),
+        })
+    }
+}
+
+impl Own {
+    /// Reads our own TOML file; without one, all is as it is by default.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
+        own::read(path)
+    }
+}
+
+/// The first key of the text of a signing key file.
+///
+/// # Errors
+/// What is wrong with which line. It holds nothing of the file's content.
+pub fn read_signing_key(text: &str) -> Result<SigningKey, String> {
+    signing_key::parse(text)
+}
+
 fn warnings(layers: yaml::Layers) -> Vec<String> {
     let unused = [
         (

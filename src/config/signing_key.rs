@@ -43,7 +43,7 @@ pub(super) fn read(layers: &Layers, server_name: &ServerName) -> Result<SigningK
 }
 
 /// The first key of `text`. The error says what is wrong with which line and holds nothing of its content.
-fn parse(text: &str) -> Result<SigningKey, String> {
+pub(super) fn parse(text: &str) -> Result<SigningKey, String> {
     let mut first = None;
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let key = parse_line(line).map_err(|problem| format!("line {} {problem}", index + 1))?;

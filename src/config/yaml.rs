@@ -29,6 +29,20 @@ pub(super) struct Layers {
 impl Layers {
     /// Reads what the `-c` arguments `paths` mean.
     pub(super) fn read(paths: &[PathBuf]) -> Result<Self, ConfigError> {
+        let layers = Self::read_if_any(paths)?;
+        if layers.files.is_empty() {
+            return Err(ConfigError::outside(
+                "-c",
+                "no configuration file is given",
+                "Name the files that the Synapse worker was started with, for example \
+                 `-c /etc/matrix-synapse/homeserver.yaml -c /etc/matrix-synapse/workers/fed1.yaml`",
+            ));
+        }
+        Ok(layers)
+    }
+
+    /// The same, where there need be no file.
+    pub(super) fn read_if_any(paths: &[PathBuf]) -> Result<Self, ConfigError> {
         let mut layers = Self {
             files: Vec::new(),
             keys: BTreeMap::new(),
@@ -39,15 +53,12 @@ impl Layers {
                 layers.add(file)?;
             }
         }
-        if layers.files.is_empty() {
-            return Err(ConfigError::outside(
-                "-c",
-                "no configuration file is given",
-                "Name the files that the Synapse worker was started with, for example \
-                 `-c /etc/matrix-synapse/homeserver.yaml -c /etc/matrix-synapse/workers/fed1.yaml`",
-            ));
-        }
         Ok(layers)
+    }
+
+    /// Each key's value that counts.
+    pub(super) fn into_values(self) -> serde_json::Map<String, Value> {
+        self.keys.into_iter().map(|(key, (_, value))| (key, value)).collect()
     }
 
     fn add(&mut self, file: PathBuf) -> Result<(), ConfigError> {

@@ -38,8 +38,13 @@ pub fn object(text: &str) -> Result<Object, Refusal> {
     if text.trim().is_empty() {
         return Ok(Object::new());
     }
-    serde_json::from_str(text)
-        .map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, "M_NOT_JSON", format!("not a JSON object: {error}")))
+    serde_json::from_str(text).map_err(|error| {
+        Refusal::new(
+            StatusCode::BAD_REQUEST,
+            "M_NOT_JSON",
+            format!("not a JSON object: {error}"),
+        )
+    })
 }
 
 /// The text at `key`, if it is there.

@@ -29,9 +29,6 @@ pub struct Template {
 /// What a resident server says of a room to whoever joined it.
 #[derive(Debug, Deserialize)]
 pub struct Joined {
-    /// The join, if the resident server had to sign it, too.
-    #[serde(default)]
-    pub event: Option<Box<RawValue>>,
     /// The state before the join.
     pub state: Vec<Box<RawValue>>,
     /// What authorises it.

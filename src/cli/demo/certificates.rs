@@ -22,7 +22,9 @@ impl Certificates {
     /// Makes them in `dir`.
     pub fn make(dir: &Path) -> anyhow::Result<Self> {
         let mut params = CertificateParams::new(vec![])?;
-        params.distinguished_name.push(DnType::CommonName, "burdock demo authority");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "burdock demo authority");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let authority_key = KeyPair::generate()?;
@@ -30,7 +32,9 @@ impl Certificates {
         let issuer = Issuer::new(params, authority_key);
 
         let mut params = CertificateParams::new(vec!["localhost".to_owned()])?;
-        params.distinguished_name.push(DnType::CommonName, "burdock demo server");
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "burdock demo server");
         params
             .subject_alt_names
             .push(SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)));

@@ -55,8 +55,8 @@ impl Ours {
         std::fs::write(
             &retries,
             format!(
-                "{RETRIES}federation_custom_ca_list: [{:?}]\n",
-                certificates.authority
+                "{RETRIES}federation_custom_ca_list: [{}]\n",
+                Value::from(certificates.authority.to_string_lossy())
             ),
         )?;
         let text = |path: &Path| path.to_string_lossy().into_owned();
@@ -98,7 +98,11 @@ impl Ours {
             if let Some(status) = self.process.try_wait()? {
                 bail!("our homeserver ended with {status}:\n{}", self.log());
             }
-            ensure!(began.elapsed() < START_LIMIT, "our homeserver does not answer:\n{}", self.log());
+            ensure!(
+                began.elapsed() < START_LIMIT,
+                "our homeserver does not answer:\n{}",
+                self.log()
+            );
             sleep(Duration::from_millis(10)).await;
         }
         Ok(())
@@ -124,7 +128,10 @@ impl Ours {
 
     /// Tells it to stop, and waits until it has.
     pub async fn stop(mut self) -> anyhow::Result<()> {
-        let pid = self.process.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = self
+            .process
+            .id()
+            .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
         kill_process(pid.context("our homeserver has ended already")?, Signal::TERM)?;
         let status = self.process.wait().await?;
         ensure!(status.success(), "our homeserver ended with {status}:\n{}", self.log());
@@ -151,7 +158,10 @@ impl Ours {
     pub async fn register(&mut self, user: &str) -> anyhow::Result<()> {
         let body = json!({ "username": user, "auth": { "type": "m.login.dummy" } });
         let answer = self.request(Method::POST, "/register", &body).await?;
-        answer["access_token"].as_str().context("no access token")?.clone_into(&mut self.token);
+        answer["access_token"]
+            .as_str()
+            .context("no access token")?
+            .clone_into(&mut self.token);
         Ok(())
     }
 
@@ -177,7 +187,10 @@ impl Ours {
 }
 
 fn spawn(dir: &Path, arguments: &[String]) -> anyhow::Result<Child> {
-    let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("log"))?;
+    let log = std::fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(dir.join("log"))?;
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     Command::new(program)
         .args(arguments)

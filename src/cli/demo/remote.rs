@@ -98,12 +98,22 @@ impl Remote {
     /// The sticky events that it holds as such, with the time when each came.
     pub async fn sticky(&self, room: &RoomId) -> anyhow::Result<HashMap<String, Millis>> {
         let held = self.server.held(room).await?;
-        let sticky = held.into_iter().filter(|event| event.sticky_until.is_some() && !event.soft_failed);
-        Ok(sticky.map(|event| (event.event_id.to_string(), event.received)).collect())
+        let sticky = held
+            .into_iter()
+            .filter(|event| event.sticky_until.is_some() && !event.soft_failed);
+        Ok(sticky
+            .map(|event| (event.event_id.to_string(), event.received))
+            .collect())
     }
 
     /// Waits until it holds all of these.
-    pub async fn holds(&self, events: &[&str], room: &RoomId, within: Duration, bar: Option<&Bar>) -> anyhow::Result<()> {
+    pub async fn holds(
+        &self,
+        events: &[&str],
+        room: &RoomId,
+        within: Duration,
+        bar: Option<&Bar>,
+    ) -> anyhow::Result<()> {
         let began = Instant::now();
         loop {
             let sticky = self.sticky(room).await?;

@@ -38,7 +38,11 @@ struct Sticky(Vec<Sent>);
 impl Sticky {
     /// Those that outlive the story.
     fn long(&self) -> Vec<&str> {
-        self.0.iter().filter(|sent| !sent.short).map(|sent| sent.id.as_str()).collect()
+        self.0
+            .iter()
+            .filter(|sent| !sent.short)
+            .map(|sent| sent.id.as_str())
+            .collect()
     }
 
     fn short(&self) -> usize {
@@ -84,11 +88,25 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
     away.go_away().await;
     progress.say(&format!("{} has them and goes away", away.name));
     let while_there = sticky.0.len();
-    send(&mut ours, &room, &mut random, usize::from(args.sticky) - first, &mut sticky).await?;
-    progress.say(&format!("{} more sent, {} of all expire at once", usize::from(args.sticky) - first, sticky.short()));
+    send(
+        &mut ours,
+        &room,
+        &mut random,
+        usize::from(args.sticky) - first,
+        &mut sticky,
+    )
+    .await?;
+    progress.say(&format!(
+        "{} more sent, {} of all expire at once",
+        usize::from(args.sticky) - first,
+        sticky.short()
+    ));
     sleep(SHORT).await;
 
-    let bars: Vec<Bar> = late.iter().map(|remote| progress.bar(&remote.name, sticky.long().len())).collect();
+    let bars: Vec<Bar> = late
+        .iter()
+        .map(|remote| progress.bar(&remote.name, sticky.long().len()))
+        .collect();
     for remote in &mut late {
         remote.join(&room, &ours.name, began).await?;
         progress.say(&format!("{} joined the room, late", remote.name));
@@ -103,7 +121,11 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
         if held > 0 {
             break held;
         }
-        ensure!(waiting.elapsed() < PATIENCE, "no late joiner got a sticky event:\n{}", ours.log());
+        ensure!(
+            waiting.elapsed() < PATIENCE,
+            "no late joiner got a sticky event:\n{}",
+            ours.log()
+        );
         sleep(Duration::from_millis(1)).await;
     };
     ours.kill().await?;
@@ -128,7 +150,11 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
     rows.push(row(&away, "was away", &owed, expired, &room).await?);
     rows.push(row(&silent, "never answered", &owed, sticky.short(), &room).await?);
     drop(bars);
-    progress.say(if complete { "everything owed has arrived" } else { "something owed did not arrive" });
+    progress.say(if complete {
+        "everything owed has arrived"
+    } else {
+        "something owed did not arrive"
+    });
 
     ours.stop().await.context("at the end")?;
     for remote in late.into_iter().chain([away, silent]) {
@@ -166,7 +192,9 @@ async fn send(
             ours.send(room, "an ordinary message", None).await?;
         }
         let short = random.random_bool(0.1);
-        let id = ours.send(room, "a sticky message", Some(if short { SHORT } else { LONG })).await?;
+        let id = ours
+            .send(room, "a sticky message", Some(if short { SHORT } else { LONG }))
+            .await?;
         sticky.0.push(Sent { id, short });
     }
     Ok(())
