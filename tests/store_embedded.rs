@@ -418,6 +418,33 @@ async fn two_processes_write_at_once_and_nothing_is_lost_or_refused() {
 }
 
 #[tokio::test]
+async fn a_write_that_waited_for_another_process_sees_what_that_one_wrote() {
+    let db = TestDatabase::embedded().await;
+    let master = master(&db).await;
+    let other = sqlx::SqlitePool::connect(&format!("sqlite://{}", db.path().display()))
+        .await
+        .unwrap();
+    let mut writing = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    sqlx::query(
+        "INSERT INTO events (event_id, room_id, type, sender, depth, outlier, instance_name)
+         VALUES ('$a', '!room', 'm.room.message', '@ann:us.example', 1, 0, 'other')",
+    )
+    .execute(&mut *writing)
+    .await
+    .unwrap();
+    let commit = async {
+        // Time for a write that does not wait to look before the commit, and to fail after it.
+        for _ in 0..200 {
+            assert_eq!(master.known_events(&ids(&["$a"])).await, Ok([].into()));
+        }
+        writing.commit().await.unwrap();
+    };
+    let batch = [message("$a", &[], 1), message("$b", &["$a"], 2)];
+    let (persisted, ()) = tokio::join!(master.persist(&batch, &[], NOW), commit);
+    assert_eq!(persisted.unwrap().events, [("$b".into(), StreamOrdering(2))]);
+}
+
+#[tokio::test]
 async fn two_instances_cannot_hold_one_lock_and_the_holder_is_named() {
     let db = TestDatabase::embedded().await;
     let (one, twin) = (db.connect("fed/1").await, db.connect("fed/1").await);

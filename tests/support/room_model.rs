@@ -10,7 +10,7 @@ use std::{
 use burdock::core::{
     clock::Millis,
     event::{self, NewEvent},
-    id::{EventId, RoomId, ServerName},
+    id::{EventId, RoomId},
     room_version::RoomVersion,
     rules::{self, Resolution, RoomEvent, Step},
     signing::SigningKey,
@@ -91,10 +91,6 @@ impl Room {
         }
     }
 
-    pub fn server(&self) -> ServerName {
-        SERVER.into()
-    }
-
     /// The events as the rules read them.
     pub fn read(&self) -> BTreeMap<EventId, RoomEvent> {
         self.events
@@ -154,7 +150,7 @@ impl Room {
             more: &[],
         }
         .json();
-        let made = event::finish(&json, self.version, &self.server(), &self.key).map_err(|error| error.to_string())?;
+        let made = event::finish(&json, self.version, &SERVER.into(), &self.key).map_err(|error| error.to_string())?;
         let read = RoomEvent::read(&made.event_id, &made.json, false).map_err(|error| error.to_string())?;
         let known = self.read();
         rules::check_auth_events(self.version, &read, &known).map_err(|error| error.to_string())?;

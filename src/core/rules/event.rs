@@ -89,7 +89,7 @@ impl RoomEvent {
 
     /// Its key in a room's state, if it is a state event.
     #[must_use]
-    pub fn state_key(&self) -> Option<StateKey> {
+    pub fn key_in_state(&self) -> Option<StateKey> {
         let key = self.0.json.state_key.as_deref()?;
         Some(StateKey::new(&self.0.json.kind.to_string(), key))
     }

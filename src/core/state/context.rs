@@ -123,12 +123,12 @@ pub struct EventContext {
     room_id: RoomId,
     event_id: EventId,
     before: StateBefore,
-    change: Option<StateChange>,
+    change: Option<ChangedEntry>,
 }
 
 /// The one entry that a state event changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StateChange {
+pub struct ChangedEntry {
     /// Its key.
     pub key: StateKey,
     /// The event that stood there: `unsigned.replaces_state`.
@@ -164,7 +164,7 @@ pub async fn compute_event_context(
             .part(reader, &StateFilter::Keys(vec![key.clone()]))
             .await?
             .remove(key);
-        context.change = Some(StateChange {
+        context.change = Some(ChangedEntry {
             key: key.clone(),
             replaces,
         });
@@ -306,7 +306,7 @@ impl StateBefore {
         rules::check_auth_events(version, event, &known)?;
         let state = known
             .iter()
-            .filter_map(|(id, known)| Some((known.state_key()?, id.clone())));
+            .filter_map(|(id, known)| Some((known.key_in_state()?, id.clone())));
         rules::auth_check(version, event, &state.collect(), &known)?;
         self.auth_check(reader, version, event).await
     }
@@ -338,7 +338,7 @@ impl EventContext {
 
     /// What the event changes; nothing if it is no state event, or was rejected.
     #[must_use]
-    pub fn change(&self) -> Option<&StateChange> {
+    pub fn change(&self) -> Option<&ChangedEntry> {
         self.change.as_ref()
     }
 

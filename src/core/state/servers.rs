@@ -1,6 +1,6 @@
 //! Which servers a change of a room's state brings into the room, and which it takes out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::core::id::{ServerName, domain_of};
 
@@ -13,11 +13,31 @@ pub struct ServerChange {
     pub removed: Vec<ServerName>,
 }
 
+impl ServerChange {
+    /// What a change does that leads from servers with joined users to others. (Those that it does not touch may be left
+    /// out of both.)
+    ///
+    /// The change that brings ourselves into a room adds nobody: it lists all members, and they were there before us. As
+    /// little does the one that takes us out remove anybody.
+    #[must_use]
+    pub fn between(before: &BTreeSet<ServerName>, after: &BTreeSet<ServerName>, our_server: &ServerName) -> Self {
+        let beyond = |more: &BTreeSet<ServerName>, less: &BTreeSet<ServerName>| {
+            let beyond: Vec<ServerName> = more.difference(less).cloned().collect();
+            if beyond.contains(our_server) {
+                Vec::new()
+            } else {
+                beyond
+            }
+        };
+        Self {
+            added: beyond(after, before),
+            removed: beyond(before, after),
+        }
+    }
+}
+
 /// What a change does whose users were joined before it and are not after it, or the other way round (`true`: they are
 /// joined now). `users_before` says how many joined users a server had before it.
-///
-/// The change that brings ourselves into a room adds nobody: it lists all members, and they were there before us. As little
-/// does the one that takes us out remove anybody.
 #[must_use]
 pub fn server_change<'a>(
     users: impl IntoIterator<Item = (&'a str, bool)>,
@@ -30,27 +50,17 @@ pub fn server_change<'a>(
         let (came, left) = servers.entry(server).or_default();
         *(if joined { came } else { left }) += 1;
     }
-    let mut change = ServerChange::default();
-    let mut ours = (false, false);
+    let (mut before, mut after) = (BTreeSet::new(), BTreeSet::new());
     for (server, (came, left)) in servers {
-        let before = users_before(server);
-        let after = (before + came).saturating_sub(left);
-        let (added, removed) = (before == 0 && after > 0, before > 0 && after == 0);
-        if server == our_server.as_str() {
-            ours = (added, removed);
-        } else if added {
-            change.added.push(server.into());
-        } else if removed {
-            change.removed.push(server.into());
+        let users = users_before(server);
+        if users > 0 {
+            before.insert(server.into());
+        }
+        if users + came > left {
+            after.insert(server.into());
         }
     }
-    if ours.0 {
-        change.added.clear();
-    }
-    if ours.1 {
-        change.removed.clear();
-    }
-    change
+    ServerChange::between(&before, &after, our_server)
 }
 
 #[cfg(test)]

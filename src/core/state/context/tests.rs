@@ -266,9 +266,51 @@ async fn what_is_not_allowed_or_follows_something_unknown_is_said() {
     };
     let context = room.context(&levels).await.unwrap();
     let (_, read) = Memory::read(&levels);
-    let refused = context.before().auth_check(&room, version(), &read).await;
-    assert!(
-        matches!(refused, Err(ContextError::Rules(RulesError::Forbidden(_)))),
-        "{refused:?}"
+    let before = context.before();
+    let forbidden = |found: Result<(), ContextError>, why: &str| {
+        assert!(
+            matches!(&found, Err(ContextError::Rules(RulesError::Forbidden(text))) if text.contains(why)),
+            "{found:?}"
+        );
+    };
+    forbidden(before.auth_check(&room, version(), &read).await, "power");
+    forbidden(before.check_arrival(&room, version(), &read).await, "power");
+    // Allowed in the state before it, but it names other events than it should.
+    for (auth, why) in [
+        (&["$create", "$levels"][..], "membership"),
+        (&["$create", "$a", "$levels", "$b"], "unexpected"),
+        (&["$create", "$a", "$levels", "$lost"], "failed to find"),
+    ] {
+        let said = Said {
+            auth,
+            ..message("$m", &["$b"])
+        };
+        let (_, read) = Memory::read(&said);
+        before.auth_check(&room, version(), &read).await.unwrap();
+        forbidden(before.check_arrival(&room, version(), &read).await, why);
+    }
+}
+
+#[tokio::test]
+async fn the_auth_events_of_a_new_event_are_chosen_from_the_state_before_it() {
+    let room = Memory::room().await;
+    let invite = NewEvent {
+        room_id: None,
+        kind: "m.room.member",
+        state_key: Some("@c:three"),
+        sender: A,
+        content: r#"{"membership":"invite","third_party_invite":{"signed":{"token":"x"}}}"#,
+        origin_server_ts: Millis(1),
+        depth: 1,
+        prev_events: &[],
+        auth_events: &[],
+        more: &[],
+    };
+    let before = StateBefore::Group(room.after["$b"]);
+    let chosen = before.auth_events(&room, version(), &invite).await.unwrap();
+    assert_eq!(
+        chosen,
+        ["$create", "$rule", "$a", "$levels"].map(EventId::from),
+        "by their keys"
     );
 }

@@ -7,11 +7,12 @@ use sqlx::SqliteConnection;
 use super::Sqlite;
 use crate::core::{
     id::{EventId, RoomId, ServerName, StreamOrdering, domain_of},
+    state::servers::ServerChange,
     store::{NewServer, StateChange, StoreError},
 };
 
-/// Replaces what `changes` say, with their rows in `current_state_delta_stream` at `place`. Returns the servers that had no
-/// joined user in the room before, and have one now; none if we ourselves are among them: the others were there before us.
+/// Replaces what `changes` say, with their rows in `current_state_delta_stream` at `place`. Returns the servers that this
+/// brought into the room.
 pub(super) async fn replace(
     connection: &mut SqliteConnection,
     store: &Sqlite,
@@ -45,11 +46,8 @@ pub(super) async fn replace(
         return Ok(Vec::new());
     }
     let after = joined(connection, room, changes).await?;
-    let brought: Vec<ServerName> = after.difference(&before).cloned().collect();
-    if brought.contains(&store.server_name) {
-        return Ok(Vec::new());
-    }
-    let new = brought.into_iter().map(|server| NewServer {
+    let brought = ServerChange::between(&before, &after, &store.server_name);
+    let new = brought.added.into_iter().map(|server| NewServer {
         server,
         room_id: room.clone(),
     });
