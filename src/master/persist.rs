@@ -380,7 +380,7 @@ fn check_by_auth_events(
     rules::check_auth_events(version, event, known)?;
     let state = named
         .iter()
-        .filter_map(|id| Some((known.get(id)?.state_key()?, id.clone())));
+        .filter_map(|id| Some((known.get(id)?.key_in_state()?, id.clone())));
     Ok(rules::auth_check(version, event, &state.collect(), known)?)
 }
 

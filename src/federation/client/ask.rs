@@ -66,7 +66,10 @@ impl Client {
             Some((Verb::Post, _)) => Method::POST,
         };
         let body = body.map(|(_, body)| body);
-        match self.exchange(destination, method, uri, body, max_answer).await {
+        match self
+            .exchange(destination, method, uri, body, max_answer, self.0.timeout)
+            .await
+        {
             Ok(Answer { status, body, .. }) if is_success(status) => body.map_err(AskError::Unreadable),
             Ok(Answer { status, body, .. }) => Err(AskError::Refused {
                 status,

@@ -1,0 +1,6 @@
+//! Homeservers of ours talk to each other, over real TLS on this machine.
+
+mod certificates;
+mod hostile;
+mod rig;
+mod talking;
