@@ -44,6 +44,8 @@ pub(super) fn run(args: &DemoArgs) -> ExitCode {
 }
 
 fn tell(args: &DemoArgs) -> anyhow::Result<bool> {
+    // The client of our homeserver speaks plain HTTP; its library wants to know all the same. It fails only if one is set.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = Runtime::new().context("cannot start the runtime")?;
     // Removed at the end, also if that is a failure.
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;

@@ -27,7 +27,7 @@ federation:
   client_timeout: 2s
   max_long_retries: 1
   max_long_retry_delay: 1s
-  destination_min_retry_interval: 500ms
+  destination_min_retry_interval: 500
   destination_max_retry_interval: 2s
 ip_range_blacklist: []
 federation_ip_range_blacklist: []
