@@ -84,7 +84,10 @@ pub(super) fn run(args: &MasterArgs, (reach, own): (Reach, Own)) -> ExitCode {
 async fn live(args: &MasterArgs, reach: Reach, own: Own) -> anyhow::Result<Ended> {
     let lifecycle = Lifecycle::start().context("cannot listen for signals")?;
     let drain = lifecycle.drain().clone();
-    match drain.run_until_cancelled(Box::pin(start(args, reach, own, &lifecycle))).await {
+    match drain
+        .run_until_cancelled(Box::pin(start(args, reach, own, &lifecycle)))
+        .await
+    {
         Some(started) => started?,
         None => return Ok(Ended::Well),
     }
@@ -167,11 +170,10 @@ fn signing_key(path: &Path) -> anyhow::Result<SigningKey> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (mut seed, mut version) = ([0; 32], [0; 3]);
+            let mut seed = [0; 32];
             getrandom::fill(&mut seed).context("the operating system has no randomness to give")?;
-            getrandom::fill(&mut version).context("the operating system has no randomness to give")?;
-            let version: String = version.iter().map(|byte| format!("{byte:02x}")).collect();
-            let text = format!("ed25519 a_{version} {}\n", STANDARD_NO_PAD.encode(seed));
+            let version = sending::random()? & 0xffff;
+            let text = format!("ed25519 a_{version:04x} {}\n", STANDARD_NO_PAD.encode(seed));
             write_secret(path, &text)?;
             text
         }
@@ -184,7 +186,12 @@ fn signing_key(path: &Path) -> anyhow::Result<SigningKey> {
 fn write_secret(path: &Path, text: &str) -> io::Result<()> {
     let unfinished = path.with_extension("new");
     let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&unfinished)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(unfinished, path)
@@ -251,7 +258,10 @@ fn redis_section(url: &str) -> anyhow::Result<Value> {
     }
     let dbid = parsed.path().trim_matches('/');
     if !dbid.is_empty() {
-        section["dbid"] = dbid.parse::<i64>().context("--redis: the database is not a number")?.into();
+        section["dbid"] = dbid
+            .parse::<i64>()
+            .context("--redis: the database is not a number")?
+            .into();
     }
     Ok(section)
 }
@@ -266,7 +276,10 @@ mod tests {
         let path = dir.path().join("signing.key");
         let first = signing_key(&path).expect("made");
         let second = signing_key(&path).expect("read");
-        assert_eq!((first.key_id(), first.sign(&[b"x"])), (second.key_id(), second.sign(&[b"x"])));
+        assert_eq!(
+            (first.key_id(), first.sign(&[b"x"])),
+            (second.key_id(), second.sign(&[b"x"]))
+        );
         fs::write(&path, "garbage").expect("written");
         assert!(signing_key(&path).is_err(), "a key that cannot be read is not replaced");
     }
@@ -277,7 +290,9 @@ mod tests {
         let (key, database) = (dir.path().join("signing.key"), dir.path().join("homeserver.db"));
         signing_key(&key).expect("made");
         let name = ServerName::from("127.0.0.1:8448");
-        Sqlite::create(&database, master::INSTANCE.into(), name.clone()).await.expect("made");
+        Sqlite::create(&database, master::INSTANCE.into(), name.clone())
+            .await
+            .expect("made");
         let mut more = serde_json::Map::new();
         more.insert("federation".into(), json!({ "max_long_retries": 3 }));
         let url = "redis://user:pass@redis.example:7000/2";
@@ -285,7 +300,10 @@ mod tests {
         let config = Config::load(&written, None).expect("good");
         assert_eq!((config.server_name, config.instance.as_str()), (name, SENDER));
         assert!(matches!(config.database, Database::Sqlite(path) if path.ends_with("homeserver.db")));
-        assert_eq!((config.retry.attempt_retries, config.redis.dbid, config.sticky_events), (3, Some(2), true));
+        assert_eq!(
+            (config.retry.attempt_retries, config.redis.dbid, config.sticky_events),
+            (3, Some(2), true)
+        );
         assert!(redis_section("http://x").is_err() && redis_section("redis://x/y").is_err());
     }
 }

@@ -37,13 +37,18 @@ impl Homeserver {
     /// A part of it is not allowed. What came before it is there.
     pub(super) async fn create_room(self: &Arc<Self>, new: NewRoom) -> Result<RoomId, Refusal> {
         let homeserver = Arc::clone(self);
-        self.to_its_end(async move { homeserver.create_to_its_end(new).await }).await?
+        self.to_its_end(async move { homeserver.create_to_its_end(new).await })
+            .await?
     }
 
     async fn create_to_its_end(&self, new: NewRoom) -> Result<RoomId, Refusal> {
         let version = RoomVersion::of(&new.version).filter(|_| CREATED_VERSIONS.contains(&new.version.as_str()));
         let version = version.ok_or_else(|| {
-            let text = format!("rooms of version {:?} are not made here, but of {}", new.version, CREATED_VERSIONS.join(", "));
+            let text = format!(
+                "rooms of version {:?} are not made here, but of {}",
+                new.version,
+                CREATED_VERSIONS.join(", ")
+            );
             Refusal::new(axum::http::StatusCode::BAD_REQUEST, "M_UNSUPPORTED_ROOM_VERSION", text)
         })?;
         let mut random = [0; 15];
@@ -70,7 +75,11 @@ impl Homeserver {
         ];
         defaults.retain(|(kind, _)| !new.state.iter().any(|(given, key, _)| given == kind && key.is_empty()));
         drafts.extend(defaults.into_iter().map(|(kind, content)| state(kind, content)));
-        drafts.extend(new.state.iter().map(|(kind, key, content)| Draft::state(creator, kind, key, content)));
+        drafts.extend(
+            new.state
+                .iter()
+                .map(|(kind, key, content)| Draft::state(creator, kind, key, content)),
+        );
 
         self.sqlite.create_room(&room, &new.version, creator).await?;
         let lock = self.rooms.lock(&room).await;

@@ -75,7 +75,8 @@ impl Counts {
     /// One more transaction, with so many EDUs.
     pub(super) fn transaction(&self, edus: usize) {
         self.transactions.fetch_add(1, Ordering::Relaxed);
-        self.edus.fetch_add(u64::try_from(edus).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.edus
+            .fetch_add(u64::try_from(edus).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
 
@@ -147,7 +148,9 @@ impl Homeserver {
     pub(super) async fn state_before_event(&self, parts: &Parts, version: RoomVersion) -> Result<StateMap, Refusal> {
         match context::state_before(&self.stored(), version, &parts.prev_events()).await {
             Ok(state) => Ok(state.part(&self.stored(), &StateFilter::All).await?),
-            Err(ContextError::UnknownPrevious(_)) => Err(Refusal::not_found("the state before that event is not known here")),
+            Err(ContextError::UnknownPrevious(_)) => {
+                Err(Refusal::not_found("the state before that event is not known here"))
+            }
             Err(error) => Err(error.into()),
         }
     }

@@ -209,7 +209,9 @@ impl Arriving<'_> {
     fn enqueue(&mut self, events: Vec<VerifiedEvent>) -> usize {
         let mut new = 0;
         for event in events {
-            let Ok(parts) = Parts::of_room(&event.json, self.room, self.version) else { continue };
+            let Ok(parts) = Parts::of_room(&event.json, self.room, self.version) else {
+                continue;
+            };
             if self.seen.insert(event.event_id.clone()) {
                 let arrival = Arrival {
                     event_id: event.event_id,
@@ -278,8 +280,16 @@ impl Arriving<'_> {
             let earliest = homeserver.extremities(self.room).await?.0;
             let least = homeserver.sqlite.least_depth(self.room).await?.unwrap_or(0);
             let latest = std::slice::from_ref(id);
-            let found =
-                remote::missing_events(&homeserver.client, self.origin, self.room, &earliest, latest, least, PAGE).await;
+            let found = remote::missing_events(
+                &homeserver.client,
+                self.origin,
+                self.room,
+                &earliest,
+                latest,
+                least,
+                PAGE,
+            )
+            .await;
             match found {
                 Ok(found) => {
                     let believed = homeserver.believe_all(&found, self.version).await;
@@ -293,7 +303,10 @@ impl Arriving<'_> {
         if self.tried.insert(id.clone(), Tried::State) == Some(Tried::State) {
             return Ok(false);
         }
-        match homeserver.fetch_state_before(self.origin, self.room, self.version, id).await {
+        match homeserver
+            .fetch_state_before(self.origin, self.room, self.version, id)
+            .await
+        {
             Ok(group) => {
                 self.before.insert(id.clone(), group);
                 Ok(true)
@@ -311,7 +324,10 @@ impl Arriving<'_> {
         if Instant::now() > self.until || missing.iter().any(|id| !self.seen.insert(id.clone())) {
             return Ok(false);
         }
-        let fetched = self.homeserver.fetch_outliers(self.origin, self.room, self.version, missing).await;
+        let fetched = self
+            .homeserver
+            .fetch_outliers(self.origin, self.room, self.version, missing)
+            .await;
         match fetched {
             Ok(()) => Ok(true),
             Err(PersistError::Store(error)) => Err(error),
@@ -340,7 +356,11 @@ impl Homeserver {
             let Ok(found) = found else {
                 return Err(PersistError::MissingAuth(vec![id]));
             };
-            let event = self.believe(found.get(), version).await.ok().filter(|event| event.event_id == id);
+            let event = self
+                .believe(found.get(), version)
+                .await
+                .ok()
+                .filter(|event| event.event_id == id);
             let Some(event) = event else {
                 return Err(PersistError::MissingAuth(vec![id]));
             };
@@ -348,7 +368,11 @@ impl Homeserver {
             let named = parts.auth_events();
             let here = self.store.events_json(&named).await?;
             let here: HashSet<EventId> = here.into_iter().map(|event| event.event_id).collect();
-            open.extend(named.into_iter().filter(|id| !here.contains(id) && asked.insert(id.clone())));
+            open.extend(
+                named
+                    .into_iter()
+                    .filter(|id| !here.contains(id) && asked.insert(id.clone())),
+            );
             fetched.push(event);
         }
         let lock = self.rooms.lock(room).await;
@@ -367,7 +391,11 @@ impl Homeserver {
         let answer = remote::state_ids(&self.client, origin, room, id).await;
         let answer = answer.map_err(|error| not_to_be_had(&error))?;
         let state: Vec<EventId> = answer.pdu_ids.into_iter().map(EventId::from).collect();
-        let all: Vec<EventId> = state.iter().cloned().chain(answer.auth_chain_ids.into_iter().map(EventId::from)).collect();
+        let all: Vec<EventId> = state
+            .iter()
+            .cloned()
+            .chain(answer.auth_chain_ids.into_iter().map(EventId::from))
+            .collect();
         let here = self.store.events_json(&all).await?;
         let here: HashSet<EventId> = here.into_iter().map(|event| event.event_id).collect();
         let mut missing: Vec<EventId> = all.into_iter().filter(|id| !here.contains(id)).collect();

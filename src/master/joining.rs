@@ -50,7 +50,8 @@ impl Homeserver {
         via: &[ServerName],
     ) -> Result<EventId, Refusal> {
         let (homeserver, user, room, via) = (Arc::clone(self), user.to_owned(), room.clone(), via.to_vec());
-        self.to_its_end(async move { homeserver.join_to_its_end(&user, &room, &via).await }).await?
+        self.to_its_end(async move { homeserver.join_to_its_end(&user, &room, &via).await })
+            .await?
     }
 
     async fn join_to_its_end(&self, user: &str, room: &RoomId, via: &[ServerName]) -> Result<EventId, Refusal> {
@@ -58,10 +59,13 @@ impl Homeserver {
         let _joining = self.rooms.join(room).await;
         if let Ok(version) = self.our_room(room).await {
             let lock = self.rooms.lock(room).await;
-            return self.send_locked(&lock, version, &Draft::membership(user, user, "join")).await;
+            return self
+                .send_locked(&lock, version, &Draft::membership(user, user, "join"))
+                .await;
         }
         let others = via.iter().filter(|server| **server != self.name).take(MAX_VIA);
-        let mut last = Refusal::not_found("this server is not in that room, and no server was named to join it through");
+        let mut last =
+            Refusal::not_found("this server is not in that room, and no server was named to join it through");
         for server in others {
             match self.join_through(server, user, room).await {
                 Ok(event_id) => return Ok(event_id),
@@ -78,9 +82,12 @@ impl Homeserver {
         let refused = |error: &dyn std::fmt::Display| Refusal::forbidden(format!("joining through {server}: {error}"));
         let template = remote::make_join(&self.client, server, room, user, &ROOM_VERSIONS).await;
         let template = template.map_err(|error| refused(&error))?;
-        let version_id = template.room_version.filter(|version| ROOM_VERSIONS.contains(&version.as_str()));
+        let version_id = template
+            .room_version
+            .filter(|version| ROOM_VERSIONS.contains(&version.as_str()));
         let version_id = version_id.ok_or_else(|| refused(&"the room is of a version that we do not know"))?;
-        let version = RoomVersion::of(&version_id).ok_or_else(|| refused(&"the room is of a version that we do not know"))?;
+        let version =
+            RoomVersion::of(&version_id).ok_or_else(|| refused(&"the room is of a version that we do not know"))?;
         let SignedEvent { event_id, json } = self.own_join(template.event.get(), user, room, version)?;
 
         let joined = remote::send_join(&self.client, server, room, &event_id, json.clone()).await;
@@ -100,7 +107,8 @@ impl Homeserver {
         self.sqlite.create_room(room, &version_id, &create_parts.sender).await?;
         let ids: Vec<EventId> = state.iter().map(|event| event.event_id.clone()).collect();
         let lock = self.rooms.lock(room).await;
-        self.persist_outliers(&lock, version, chain.into_iter().chain(state).collect()).await?;
+        self.persist_outliers(&lock, version, chain.into_iter().chain(state).collect())
+            .await?;
         let before = self.store_state(&lock, &event_id, &ids).await?;
         let arrival = Arrival {
             event_id: event_id.clone(),
@@ -128,9 +136,15 @@ impl Homeserver {
             serde_json::from_str(template).map_err(|_| wrong())?;
         template.insert("origin_server_ts".into(), clock::now().wall.0.into());
         template.retain(|key, _| !matches!(key.as_str(), "event_id" | "hashes" | "signatures" | "unsigned"));
-        let signed = event::finish(&serde_json::Value::Object(template).to_string(), version, &self.name, &self.key)?;
+        let signed = event::finish(
+            &serde_json::Value::Object(template).to_string(),
+            version,
+            &self.name,
+            &self.key,
+        )?;
         let parts = Parts::of_room(&signed.json, room, version).map_err(|_| wrong())?;
-        let is_it = parts.membership() == Some("join") && parts.sender == user && parts.state_key.as_deref() == Some(user);
+        let is_it =
+            parts.membership() == Some("join") && parts.sender == user && parts.state_key.as_deref() == Some(user);
         if is_it { Ok(signed) } else { Err(wrong()) }
     }
 }

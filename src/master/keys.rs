@@ -86,10 +86,16 @@ struct Key {
 
 impl Server {
     fn learn(&mut self, keys: Vec<RemoteKey>) {
-        self.keys.extend(keys.into_iter().filter_map(|RemoteKey { key_id, key, valid_until }| {
-            let key = VerifyKey::from_bytes(&key)?;
-            Some((key_id, Key { key, valid_until }))
-        }));
+        self.keys.extend(keys.into_iter().filter_map(
+            |RemoteKey {
+                 key_id,
+                 key,
+                 valid_until,
+             }| {
+                let key = VerifyKey::from_bytes(&key)?;
+                Some((key_id, Key { key, valid_until }))
+            },
+        ));
     }
 
     fn valid(&self, key_id: &str, at: Millis) -> Option<VerifyKey> {
@@ -117,7 +123,11 @@ impl Keyring {
     pub async fn get(&self, server: &ServerName, key_id: &str, at: Millis) -> Result<VerifyKey, KeyError> {
         let unknown = || KeyError::Unknown(server.clone(), key_id.to_owned());
         if *server == self.name {
-            return if key_id == self.own.0 { Ok(self.own.1.clone()) } else { Err(unknown()) };
+            return if key_id == self.own.0 {
+                Ok(self.own.1.clone())
+            } else {
+                Err(unknown())
+            };
         }
         let entry = self.entry(server);
         let mut known = entry.lock().await;
@@ -242,7 +252,9 @@ mod tests {
     }
 
     fn signed(document: &serde_json::Value) -> Vec<u8> {
-        event::sign_object(&document.to_string(), &"a.example".into(), &key()).expect("signed").into_bytes()
+        event::sign_object(&document.to_string(), &"a.example".into(), &key())
+            .expect("signed")
+            .into_bytes()
     }
 
     #[test]
@@ -256,7 +268,10 @@ mod tests {
         let forged = document.replace("valid_until_ts", "valid_until_tz");
         assert!(read(forged.as_bytes(), &server, NOW).is_err());
         let forged = document.replace("1700086400000", "1700086400001");
-        assert_eq!(read(forged.as_bytes(), &server, NOW), Err("none of its keys has signed it"));
+        assert_eq!(
+            read(forged.as_bytes(), &server, NOW),
+            Err("none of its keys has signed it")
+        );
     }
 
     #[test]
@@ -278,11 +293,19 @@ mod tests {
     #[test]
     fn hostile_documents_are_refused() {
         let server = ServerName::from("a.example");
-        for text in ["", "[]", "{}", "\u{0}", r#"{"server_name":"a.example","valid_until_ts":"x"}"#] {
+        for text in [
+            "",
+            "[]",
+            "{}",
+            "\u{0}",
+            r#"{"server_name":"a.example","valid_until_ts":"x"}"#,
+        ] {
             assert!(read(text.as_bytes(), &server, NOW).is_err(), "{text}");
         }
         assert!(read(b"\xff", &server, NOW).is_err());
-        let many: HashMap<String, _> = (0..=MAX_KEYS).map(|n| (format!("ed25519:{n}"), json!({ "key": "x" }))).collect();
+        let many: HashMap<String, _> = (0..=MAX_KEYS)
+            .map(|n| (format!("ed25519:{n}"), json!({ "key": "x" })))
+            .collect();
         let document = json!({ "server_name": "a.example", "valid_until_ts": 1, "verify_keys": many });
         assert_eq!(read(&signed(&document), &server, NOW), Err("it names too many keys"));
     }

@@ -213,4 +213,3 @@ async fn speak(stream: impl AsyncRead + AsyncWrite + Unpin, routes: Router, shut
         debug!(%error, "a connection ended");
     }
 }
-

@@ -135,15 +135,22 @@ impl Master {
         // Positions of `presence` are kept nowhere, and must be above those of an earlier run.
         let presence = Token(clock::now().wall.0);
         let start = replication::master_start(&store, std::slice::from_ref(&me), presence).await?;
-        let client = Client::new(settings.name.clone(), settings.key.clone(), &settings.federation, MAX_CONNECTING)?;
+        let client = Client::new(
+            settings.name.clone(),
+            settings.key.clone(),
+            &settings.federation,
+            MAX_CONNECTING,
+        )?;
 
         let (shutdown, replicating) = (CancellationToken::new(), TaskTracker::new());
         let master = replication::master::start(bus, me, start, store.clone(), &shutdown, &replicating);
         let mut subscription = master.subscription;
         // Nothing of it concerns us, but a channel that nobody empties would fill up.
-        replicating.spawn(shutdown.clone().run_until_cancelled_owned(async move {
-            while subscription.heard.recv().await.is_some() {}
-        }));
+        replicating.spawn(
+            shutdown
+                .clone()
+                .run_until_cancelled_owned(async move { while subscription.heard.recv().await.is_some() {} }),
+        );
         let homeserver = Arc::new(Homeserver {
             keys: Keyring::new(settings.name.clone(), &settings.key, client.clone(), sqlite.clone()),
             name: settings.name,
@@ -157,7 +164,11 @@ impl Master {
             tasks: TaskTracker::new(),
             counts: Counts::default(),
         });
-        replicating.spawn(shutdown.clone().run_until_cancelled_owned(clean(Arc::clone(&homeserver))));
+        replicating.spawn(
+            shutdown
+                .clone()
+                .run_until_cancelled_owned(clean(Arc::clone(&homeserver))),
+        );
         let routes = federation::routes(Arc::clone(&homeserver));
         let federation = Port::open(settings.listen, settings.certificate.as_ref(), routes).await?;
         let client = match settings.client {
@@ -212,7 +223,9 @@ impl Master {
             kind: message.kind.to_owned(),
             state_key: None,
             content: message.content.to_string(),
-            sticky: message.sticky.map(|duration| i64::try_from(duration.as_millis()).unwrap_or(wire::MAX_STICKY)),
+            sticky: message
+                .sticky
+                .map(|duration| i64::try_from(duration.as_millis()).unwrap_or(wire::MAX_STICKY)),
             txn_id: None,
         };
         Ok(self.homeserver.send(room, version, draft).await?)

@@ -180,7 +180,9 @@ impl Homeserver {
         }
 
         let groups = context.store(self.stored()).await?;
-        let after = groups.after.ok_or_else(|| PersistError::Malformed("it has no place in the room".into()))?;
+        let after = groups
+            .after
+            .ok_or_else(|| PersistError::Malformed("it has no place in the room".into()))?;
         let outcome = match &verdict {
             Verdict::Rejected(why) => Outcome::Rejected(after, why.clone()),
             Verdict::SoftFailed(_) => Outcome::SoftFailed(after),
@@ -196,10 +198,16 @@ impl Homeserver {
                 }
                 _ => {
                     let json = arrival.json.clone();
-                    let fresh = EventJson { event_id: id.clone(), json, rejected: false };
+                    let fresh = EventJson {
+                        event_id: id.clone(),
+                        json,
+                        rejected: false,
+                    };
                     reader.fresh = Some((fresh, after));
-                    let mut newest: Vec<EventId> =
-                        extremities.into_iter().filter(|extremity| !prev_events.contains(extremity)).collect();
+                    let mut newest: Vec<EventId> = extremities
+                        .into_iter()
+                        .filter(|extremity| !prev_events.contains(extremity))
+                        .collect();
                     newest.push(id.clone());
                     let state = context::state_before(&reader, version, &newest).await?;
                     let old = now.part(&reader, &StateFilter::All).await?;
@@ -241,7 +249,9 @@ impl Homeserver {
             if here.contains_key(&arrival.event_id) || known.contains_key(&arrival.event_id) {
                 continue;
             }
-            let Ok(event) = RoomEvent::read(&arrival.event_id, &arrival.json, false) else { continue };
+            let Ok(event) = RoomEvent::read(&arrival.event_id, &arrival.json, false) else {
+                continue;
+            };
             let named = authorising(version, &event);
             let unknown: Vec<EventId> = named.iter().filter(|id| !known.contains_key(*id)).cloned().collect();
             known.extend(context::events(&self.stored(), &unknown).await?);
@@ -278,7 +288,9 @@ impl Homeserver {
             changes: state,
         };
         let ids = self.store.store_state_groups(&[group]).await?;
-        ids.first().copied().ok_or_else(|| PersistError::Malformed("no state".into()))
+        ids.first()
+            .copied()
+            .ok_or_else(|| PersistError::Malformed("no state".into()))
     }
 
     /// The one transaction, and the news of it.
@@ -299,12 +311,20 @@ impl Homeserver {
         let mut events = self.streams.events.begin();
         let mut sticky = self.streams.sticky_events.begin();
         let persisted = self.sqlite.persist(&rows, &changes, clock::now().wall).await?;
-        events.drawn(persisted.events.iter().map(|(_, at)| *at).collect()).map_err(stale)?;
-        sticky.drawn(persisted.sticky.iter().map(|(_, at)| *at).collect()).map_err(stale)?;
+        events
+            .drawn(persisted.events.iter().map(|(_, at)| *at).collect())
+            .map_err(stale)?;
+        sticky
+            .drawn(persisted.sticky.iter().map(|(_, at)| *at).collect())
+            .map_err(stale)?;
         let by_id: HashMap<&EventId, &PersistEvent> = rows.iter().map(|row| (&row.event_id, row)).collect();
         let group = |(id, at): &(EventId, StreamOrdering)| Group {
             token: Token(at.0),
-            rows: by_id.get(id).map(|row| rows::event(&announced(row))).into_iter().collect(),
+            rows: by_id
+                .get(id)
+                .map(|row| rows::event(&announced(row)))
+                .into_iter()
+                .collect(),
         };
         let sticky_group = |(id, at): &(EventId, StickyPosition)| Group {
             token: Token(at.0),
@@ -358,7 +378,9 @@ fn check_by_auth_events(
         return Err(PersistError::MissingAuth(missing));
     }
     rules::check_auth_events(version, event, known)?;
-    let state = named.iter().filter_map(|id| Some((known.get(id)?.key_in_state()?, id.clone())));
+    let state = named
+        .iter()
+        .filter_map(|id| Some((known.get(id)?.key_in_state()?, id.clone())));
     Ok(rules::auth_check(version, event, &state.collect(), known)?)
 }
 
@@ -439,9 +461,8 @@ fn if_forbidden(checked: Result<(), PersistError>) -> Result<Option<String>, Per
 impl From<RulesError> for PersistError {
     fn from(error: RulesError) -> Self {
         match error {
-            RulesError::Malformed(what) => Self::Malformed(what),
             RulesError::Forbidden(why) => Self::Forbidden(why),
-            RulesError::Unresolvable(what) => Self::Malformed(what),
+            RulesError::Malformed(what) | RulesError::Unresolvable(what) => Self::Malformed(what),
         }
     }
 }

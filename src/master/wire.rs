@@ -66,7 +66,11 @@ impl Parts {
             Some(named) => named == room.as_str(),
             None => version.format() == EventFormat::V4 && parts.kind == "m.room.create",
         };
-        if of_room { Ok(parts) } else { Err("it is an event of another room".into()) }
+        if of_room {
+            Ok(parts)
+        } else {
+            Err("it is an event of another room".into())
+        }
     }
 
     /// Its room.
@@ -93,7 +97,11 @@ impl Parts {
     /// The event that it redacts.
     pub fn redacts(&self, version: RoomVersion) -> Option<EventId> {
         let in_content = version.has_updated_redaction_rules();
-        let redacts = if in_content { &self.content.redacts } else { &self.redacts };
+        let redacts = if in_content {
+            &self.content.redacts
+        } else {
+            &self.redacts
+        };
         let redacts = redacts.as_ref()?.as_str()?;
         (self.kind == "m.room.redaction").then(|| redacts.into())
     }
@@ -130,13 +138,22 @@ mod tests {
     #[test]
     fn stickiness_begins_with_the_earlier_clock_and_lasts_an_hour_at_most() {
         let until = |sticky: &str, received| {
-            parts(&format!(r#","msc4354_sticky":{sticky}"#)).sticky_until(Millis(received)).map(|until| until.0)
+            parts(&format!(r#","msc4354_sticky":{sticky}"#))
+                .sticky_until(Millis(received))
+                .map(|until| until.0)
         };
         assert_eq!(until(r#"{"duration_ms":500}"#, 1200), Some(1500));
         assert_eq!(until(r#"{"duration_ms":500}"#, 900), Some(1400), "made in the future");
         assert_eq!(until(r#"{"duration_ms":500}"#, 1500), None, "over");
         assert_eq!(until(r#"{"duration_ms":18446744073709551615}"#, 1000), Some(3_601_000));
-        for never in [r#"{"duration_ms":0}"#, r#"{"duration_ms":-5}"#, r#"{"duration_ms":"9"}"#, "{}", "7", "null"] {
+        for never in [
+            r#"{"duration_ms":0}"#,
+            r#"{"duration_ms":-5}"#,
+            r#"{"duration_ms":"9"}"#,
+            "{}",
+            "7",
+            "null",
+        ] {
             assert_eq!(until(never, 1000), None, "{never}");
         }
         assert_eq!(parts("").sticky_until(Millis(0)), None);

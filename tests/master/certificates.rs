@@ -24,7 +24,9 @@ impl Certificates {
         let mut params = CertificateParams::new(vec![]).expect("no names");
         params.distinguished_name.push(DnType::CommonName, "test servers");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        params.subject_alt_names.push(SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        params
+            .subject_alt_names
+            .push(SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)));
         let key = KeyPair::generate().expect("a key");
         let chain = params.signed_by(&key, &issuer).expect("signed").pem();
         Self {

@@ -52,9 +52,15 @@ impl Impostor {
         let newest = store.forward_extremities(&self.room, 10).await.expect("read");
         let prev_events: Vec<EventId> = newest.iter().map(|(id, ..)| id.clone()).collect();
         let state = from.current_state(&self.room).await.expect("read");
-        let keys = [("m.room.create", ""), ("m.room.power_levels", ""), ("m.room.member", sender)];
-        let auth_events: Vec<EventId> =
-            keys.iter().filter_map(|(kind, key)| state.get(&((*kind).into(), (*key).into())).cloned()).collect();
+        let keys = [
+            ("m.room.create", ""),
+            ("m.room.power_levels", ""),
+            ("m.room.member", sender),
+        ];
+        let auth_events: Vec<EventId> = keys
+            .iter()
+            .filter_map(|(kind, key)| state.get(&((*kind).into(), (*key).into())).cloned())
+            .collect();
         NewEvent {
             room_id: Some(&self.room),
             kind,
@@ -80,7 +86,11 @@ impl Impostor {
         let pdus: Vec<Bytes> = pdus.iter().map(|pdu| Bytes::from((*pdu).to_owned())).collect();
         let body = Body::build(&self.name, clock::now().wall, &pdus);
         match self.client.send(to, txn_id, &body).await {
-            Outcome::Accepted(accepted) => accepted.results.expect("it says what became of each").into_iter().collect(),
+            Outcome::Accepted(accepted) => accepted
+                .results
+                .expect("it says what became of each")
+                .into_iter()
+                .collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -98,41 +108,84 @@ async fn room_of_two(a: &Server, b: &Server) -> (RoomId, User, User) {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_event_is_answered_for_itself() {
     let certificates = Certificates::new();
-    let (a, b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (a, b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let (room, _ann, bob) = room_of_two(&a, &b).await;
     let impostor = Impostor::of(&b, &certificates, &room);
-    let stored = Sqlite::open(&a.database(), "reader".into(), a.name.clone()).await.expect("open");
+    let stored = Sqlite::open(&a.database(), "reader".into(), a.name.clone())
+        .await
+        .expect("open");
 
     let message = |text: &str| json!({ "body": text }).to_string();
-    let good = impostor.event(&stored, &bob.id, "m.room.message", None, &message("good")).await;
+    let good = impostor
+        .event(&stored, &bob.id, "m.room.message", None, &message("good"))
+        .await;
     let (good_id, good) = impostor.signed(&good);
     // Somebody else's key.
     let other = SigningKey::from_seed("a_test", &[77; 32]);
-    let forged = impostor.event(&stored, &bob.id, "m.room.message", None, &message("forged")).await;
+    let forged = impostor
+        .event(&stored, &bob.id, "m.room.message", None, &message("forged"))
+        .await;
     let forged = event::finish(&forged, impostor.version, &b.name, &other).expect("an event");
     // He is not allowed to.
     let kicking = json!({ "membership": "ban" }).to_string();
-    let unauthorised = impostor.event(&stored, &bob.id, "m.room.name", Some(""), &json!({ "name": "mine" }).to_string()).await;
+    let unauthorised = impostor
+        .event(
+            &stored,
+            &bob.id,
+            "m.room.name",
+            Some(""),
+            &json!({ "name": "mine" }).to_string(),
+        )
+        .await;
     let (unauthorised_id, unauthorised) = impostor.signed(&unauthorised);
-    let ban = impostor.event(&stored, &bob.id, "m.room.member", Some("@ann:elsewhere"), &kicking).await;
+    let ban = impostor
+        .event(&stored, &bob.id, "m.room.member", Some("@ann:elsewhere"), &kicking)
+        .await;
     let (ban_id, ban) = impostor.signed(&ban);
     // Never in the room.
     let stranger_name = format!("@stranger:{}", b.name);
-    let stranger = impostor.event(&stored, &stranger_name, "m.room.message", None, &message("hello")).await;
+    let stranger = impostor
+        .event(&stored, &stranger_name, "m.room.message", None, &message("hello"))
+        .await;
     let (stranger_id, stranger) = impostor.signed(&stranger);
     // It follows what nobody has.
-    let mut lost: Value =
-        serde_json::from_str(&impostor.event(&stored, &bob.id, "m.room.message", None, &message("lost")).await).expect("JSON");
+    let mut lost: Value = serde_json::from_str(
+        &impostor
+            .event(&stored, &bob.id, "m.room.message", None, &message("lost"))
+            .await,
+    )
+    .expect("JSON");
     lost["prev_events"] = json!(["$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"]);
     let (lost_id, lost) = impostor.signed(&lost.to_string());
     // Changed on the way: only the redacted form is left, and that is taken.
-    let changed = impostor.event(&stored, &bob.id, "m.room.message", None, &message("as signed")).await;
+    let changed = impostor
+        .event(&stored, &bob.id, "m.room.message", None, &message("as signed"))
+        .await;
     let (changed_id, changed) = impostor.signed(&changed);
     let changed = changed.replace("as signed", "as changed");
 
-    let pdus = [&good, &forged.json, &unauthorised, &ban, &stranger, &lost, &changed, "{}", "7", r#"{"room_id":"!x"}"#];
+    let pdus = [
+        &good,
+        &forged.json,
+        &unauthorised,
+        &ban,
+        &stranger,
+        &lost,
+        &changed,
+        "{}",
+        "7",
+        r#"{"room_id":"!x"}"#,
+    ];
     let answers = impostor.send(&a.name, "1", &pdus.map(|pdu| pdu as &str)).await;
-    let why = |id: &EventId| answers.get(id).unwrap_or_else(|| panic!("{id} is missing in {answers:?}")).clone();
+    let why = |id: &EventId| {
+        answers
+            .get(id)
+            .unwrap_or_else(|| panic!("{id} is missing in {answers:?}"))
+            .clone()
+    };
     assert_eq!(why(&good_id), None);
     assert_eq!(why(&changed_id), None);
     for (id, expected) in [
@@ -152,7 +205,11 @@ async fn each_event_is_answered_for_itself() {
         assert!(!shown.contains(&id.as_str()), "{id}");
     }
     let redacted = held.iter().find(|event| event.event_id == changed_id).expect("held");
-    assert!(!redacted.json.contains("as changed") && !redacted.json.contains("as signed"), "{}", redacted.json);
+    assert!(
+        !redacted.json.contains("as changed") && !redacted.json.contains("as signed"),
+        "{}",
+        redacted.json
+    );
     // The same again is answered the same.
     let again = impostor.send(&a.name, "2", &[&good, &unauthorised]).await;
     assert_eq!(again[&good_id], None);
@@ -162,7 +219,10 @@ async fn each_event_is_answered_for_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn hostile_requests_get_an_answer_and_harm_nothing() {
     let certificates = Certificates::new();
-    let (a, b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (a, b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let (room, ann, bob) = room_of_two(&a, &b).await;
     let impostor = Impostor::of(&b, &certificates, &room);
     let path = percent_encoded(room.as_str());
@@ -212,19 +272,37 @@ async fn hostile_requests_get_an_answer_and_harm_nothing() {
         "%00/%ff".to_owned(),
     ] {
         let uri = format!("/_matrix/federation/v1/{what}");
-        let question = Question { uri: &uri, body: None, max_answer: 1_000_000 };
-        let error = impostor.client.ask(&a.name, question).await.expect_err(&what).to_string();
+        let question = Question {
+            uri: &uri,
+            body: None,
+            max_answer: 1_000_000,
+        };
+        let error = impostor
+            .client
+            .ask(&a.name, question)
+            .await
+            .expect_err(&what)
+            .to_string();
         assert!(error.starts_with("answered 4"), "{what}: {error}");
     }
     for (method, path) in [
         ("POST", "/_matrix/client/v3/createRoom".to_owned()),
         ("PUT", format!("/_matrix/client/v3/rooms/{path}/send/m.x/1")),
-        ("PUT", format!("/_matrix/client/v3/rooms/{path}/state/m.room.power_levels")),
+        (
+            "PUT",
+            format!("/_matrix/client/v3/rooms/{path}/state/m.room.power_levels"),
+        ),
         ("GET", format!("/_matrix/client/v3/rooms/{path}/state")),
         ("PATCH", "/_matrix/client/v3/createRoom".to_owned()),
         ("GET", "/_matrix/client/v3/sync".to_owned()),
     ] {
-        for body in [json!([]), json!("x"), json!({ "preset": 7 }), json!({ "users": 7 }), json!({ "x": "y".repeat(70_000) })] {
+        for body in [
+            json!([]),
+            json!("x"),
+            json!({ "preset": 7 }),
+            json!({ "users": 7 }),
+            json!({ "x": "y".repeat(70_000) }),
+        ] {
             for token in ["", "nonsense"] {
                 let (status, answer) = a.client(method, &path, token, &body).await;
                 assert!((400..500).contains(&status), "{method} {path} {answer}");
@@ -236,7 +314,9 @@ async fn hostile_requests_get_an_answer_and_harm_nothing() {
         let (status, answer) = a.client("PUT", &format!("{send}{wrong}"), &ann.token, &json!({})).await;
         assert_eq!(status, 400, "{wrong} {answer}");
     }
-    let (status, _) = a.client("PUT", &send.replace('?', "#"), &ann.token, &json!({ "x": 1.5 })).await;
+    let (status, _) = a
+        .client("PUT", &send.replace('?', "#"), &ann.token, &json!({ "x": 1.5 }))
+        .await;
     assert_eq!(status, 400, "a room of version 11 holds no fractions");
     // It is as it was.
     let after = a.send(&ann, &room, "after", None).await;
@@ -246,7 +326,10 @@ async fn hostile_requests_get_an_answer_and_harm_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_must_be_signed_by_who_sends_them() {
     let certificates = Certificates::new();
-    let (a, b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (a, b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let federation = reach(&certificates).federation;
     let question = Question {
         uri: "/_matrix/federation/v1/event/$x",
@@ -263,6 +346,10 @@ async fn requests_must_be_signed_by_who_sends_them() {
     let error = nobody.ask(&a.name, question).await.expect_err("refused").to_string();
     assert!(error.starts_with("answered 401"), "{error}");
     let honest = Client::new(b.name.clone(), b.key.clone(), &federation, 10).expect("a client");
-    let error = honest.ask(&a.name, question).await.expect_err("unknown event").to_string();
+    let error = honest
+        .ask(&a.name, question)
+        .await
+        .expect_err("unknown event")
+        .to_string();
     assert!(error.starts_with("answered 404"), "{error}");
 }

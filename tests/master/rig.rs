@@ -60,6 +60,8 @@ pub fn reach(certificates: &Certificates) -> Reach {
 
 impl Server {
     pub async fn start(certificates: &Certificates, number: u8) -> Self {
+        // The HTTP client of the tests needs one; it fails only where there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         // The name holds the port, so it must be known before the server listens there.
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let listen = free.local_addr().expect("an address");
@@ -101,7 +103,9 @@ impl Server {
     /// Starts it (again).
     pub async fn resume(&mut self) {
         let bus = LocalBus::default();
-        let master = Master::start(self.settings.clone(), bus.clone()).await.expect("started");
+        let master = Master::start(self.settings.clone(), bus.clone())
+            .await
+            .expect("started");
         let own = Own::load(None).expect("defaults");
         let sending = sender_of(self.name.clone(), self.key.clone(), self.database(), &self.reach, own);
         let (metrics, shutdown) = (Arc::new(Metrics::new(&self.name)), Shutdown::default());
@@ -115,7 +119,11 @@ impl Server {
 
     /// Stops it in good order.
     pub async fn stop(&mut self) {
-        let Running { master, shutdown, sender } = self.running.take().expect("it runs");
+        let Running {
+            master,
+            shutdown,
+            sender,
+        } = self.running.take().expect("it runs");
         shutdown.drain.cancel();
         sender.await.expect("no panic").expect("a good end");
         master.stop().await;
@@ -124,11 +132,20 @@ impl Server {
     /// One request of a client; `token` may be empty.
     pub async fn client(&self, method: &str, path: &str, token: &str, body: &Value) -> (u16, Value) {
         let address = self.master().client_address().await.expect("clients are served");
-        let request = self.http.request(method.parse().expect("a method"), format!("http://{address}{path}"));
-        let request = if token.is_empty() { request } else { request.bearer_auth(token) };
+        let request = self
+            .http
+            .request(method.parse().expect("a method"), format!("http://{address}{path}"));
+        let request = if token.is_empty() {
+            request
+        } else {
+            request.bearer_auth(token)
+        };
         let response = request.body(body.to_string()).send().await.expect("an answer");
         let status = response.status().as_u16();
-        (status, serde_json::from_str(&response.text().await.expect("a body")).expect("JSON"))
+        (
+            status,
+            serde_json::from_str(&response.text().await.expect("a body")).expect("JSON"),
+        )
     }
 
     /// The same, if it must go well.
@@ -149,19 +166,32 @@ impl Server {
 
     pub async fn create_room(&self, user: &User, more: Value) -> RoomId {
         let mut body = json!({ "preset": "public_chat" });
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let answer = self.ask("POST", "/_matrix/client/v3/createRoom", &user.token, &body).await;
+        body.as_object_mut()
+            .expect("an object")
+            .extend(more.as_object().expect("an object").clone());
+        let answer = self
+            .ask("POST", "/_matrix/client/v3/createRoom", &user.token, &body)
+            .await;
         answer["room_id"].as_str().expect("an id").into()
     }
 
     pub async fn join(&self, user: &User, room: &RoomId, via: &Server) {
-        let path = format!("/_matrix/client/v3/join/{}?server_name={}", encode(room.as_str()), via.name);
+        let path = format!(
+            "/_matrix/client/v3/join/{}?server_name={}",
+            encode(room.as_str()),
+            via.name
+        );
         self.ask("POST", &path, &user.token, &json!({})).await;
     }
 
     pub async fn send(&self, user: &User, room: &RoomId, text: &str, sticky: Option<u64>) -> String {
-        let sticky = sticky.map(|ms| format!("?org.matrix.msc4354.sticky_duration_ms={ms}")).unwrap_or_default();
-        let path = format!("/_matrix/client/v3/rooms/{}/send/m.room.message/{text}{sticky}", encode(room.as_str()));
+        let sticky = sticky
+            .map(|ms| format!("?org.matrix.msc4354.sticky_duration_ms={ms}"))
+            .unwrap_or_default();
+        let path = format!(
+            "/_matrix/client/v3/rooms/{}/send/m.room.message/{text}{sticky}",
+            encode(room.as_str())
+        );
         let body = json!({ "msgtype": "m.text", "body": text });
         let answer = self.ask("PUT", &path, &user.token, &body).await;
         answer["event_id"].as_str().expect("an id").to_owned()
@@ -179,8 +209,9 @@ impl Server {
         let answer = self.ask("GET", &path, &user.token, &json!({})).await;
         let text = |event: &Value, key: &str| event[key].as_str().expect("a text").to_owned();
         let events = answer.as_array().expect("an array").iter();
-        let mut state: Vec<_> =
-            events.map(|event| (text(event, "type"), text(event, "state_key"), text(event, "event_id"))).collect();
+        let mut state: Vec<_> = events
+            .map(|event| (text(event, "type"), text(event, "state_key"), text(event, "event_id")))
+            .collect();
         state.sort();
         state
     }
@@ -193,7 +224,9 @@ impl Server {
     pub async fn waits_for(&self, room: &RoomId, events: &[&str]) -> Vec<HeldEvent> {
         until(&format!("{} holds {events:?}", self.name), async || {
             let held = self.held(room).await;
-            let all = events.iter().all(|id| held.iter().any(|event| event.event_id.as_str() == *id));
+            let all = events
+                .iter()
+                .all(|id| held.iter().any(|event| event.event_id.as_str() == *id));
             all.then_some(held)
         })
         .await

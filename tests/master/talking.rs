@@ -10,18 +10,30 @@ use super::{
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_go_both_ways_and_everybody_holds_what_is_sticky() {
     let certificates = Certificates::new();
-    let (a, b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (a, b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let c = Server::start(&certificates, 3).await;
     let (ann, bob, cid) = (a.user("ann").await, b.user("bob").await, c.user("cid").await);
-    let room = a.create_room(&ann, json!({ "name": "talk", "room_version": "10" })).await;
+    let room = a
+        .create_room(&ann, json!({ "name": "talk", "room_version": "10" }))
+        .await;
     // Before anybody else is there: the joiner gets it all the same.
     let early = a.send(&ann, &room, "early", Some(600_000)).await;
     let plain = a.send(&ann, &room, "plain", None).await;
     b.join(&bob, &room, &a).await;
     let held = b.waits_for(&room, &[&early]).await;
-    let early_at_b = held.iter().find(|event| event.event_id.as_str() == early).expect("held");
+    let early_at_b = held
+        .iter()
+        .find(|event| event.event_id.as_str() == early)
+        .expect("held");
     assert!(early_at_b.sticky_until.is_some());
-    assert!(!held.iter().any(|event| event.event_id.as_str() == plain && event.sticky_until.is_some()));
+    assert!(
+        !held
+            .iter()
+            .any(|event| event.event_id.as_str() == plain && event.sticky_until.is_some())
+    );
 
     let from_b = b.send(&bob, &room, "from-b", Some(600_000)).await;
     a.waits_for(&room, &[&from_b]).await;
@@ -32,7 +44,10 @@ async fn messages_go_both_ways_and_everybody_holds_what_is_sticky() {
     for server in [&a, &b] {
         let held = server.waits_for(&room, &[&from_c]).await;
         for sticky in [&early, &from_b, &from_c] {
-            let event = held.iter().find(|event| event.event_id.as_str() == *sticky).expect("held");
+            let event = held
+                .iter()
+                .find(|event| event.event_id.as_str() == *sticky)
+                .expect("held");
             assert!(event.sticky_until.is_some(), "{} {}", server.name, event.event_id);
         }
     }
@@ -52,7 +67,14 @@ async fn a_request_that_is_repeated_makes_one_event_and_not_of_another_device() 
     let first = a.send(&ann, &room, "one", None).await;
     assert_eq!(a.send(&ann, &room, "one", None).await, first);
     assert_ne!(a.send(&eve, &room, "one", None).await, first);
-    assert_eq!(a.held(&room).await.iter().filter(|event| event.kind == "m.room.message").count(), 2);
+    assert_eq!(
+        a.held(&room)
+            .await
+            .iter()
+            .filter(|event| event.kind == "m.room.message")
+            .count(),
+        2
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,7 +87,10 @@ async fn a_sticky_event_expires() {
     let sticky = async || {
         let answer = a.ask("GET", &path, &ann.token, &json!({})).await;
         let events = answer["events"].as_array().expect("a list").clone();
-        let event = events.into_iter().find(|event| event["event_id"] == json!(id)).expect("held");
+        let event = events
+            .into_iter()
+            .find(|event| event["event_id"] == json!(id))
+            .expect("held");
         event["sticky"].as_bool().expect("said")
     };
     until("it is not sticky any more", async || (!sticky().await).then_some(())).await;
@@ -74,10 +99,15 @@ async fn a_sticky_event_expires() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fork_comes_to_the_same_state_everywhere() {
     let certificates = Certificates::new();
-    let (a, b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (a, b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let (ann, bob) = (a.user("ann").await, b.user("bob").await);
     let levels = json!({ "users": { &ann.id: 100, &bob.id: 100 } });
-    let room = a.create_room(&ann, json!({ "power_level_content_override": levels })).await;
+    let room = a
+        .create_room(&ann, json!({ "power_level_content_override": levels }))
+        .await;
     b.join(&bob, &room, &a).await;
     let met = b.send(&bob, &room, "met", None).await;
     a.waits_for(&room, &[&met]).await;
@@ -106,13 +136,20 @@ async fn a_fork_comes_to_the_same_state_everywhere() {
     }
     let state = a.state(&ann, &room).await;
     assert_eq!(state, b.state(&bob, &room).await);
-    assert!(state.iter().any(|(kind, _, id)| kind == "m.room.topic" && sent.contains(&id.as_str())));
+    assert!(
+        state
+            .iter()
+            .any(|(kind, _, id)| kind == "m.room.topic" && sent.contains(&id.as_str()))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_banned_is_heard_no_more() {
     let certificates = Certificates::new();
-    let (a, b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (a, b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let (ann, bob) = (a.user("ann").await, b.user("bob").await);
     let room = a.create_room(&ann, json!({})).await;
     b.join(&bob, &room, &a).await;
@@ -132,7 +169,10 @@ async fn who_is_banned_is_heard_no_more() {
     assert!(shown.contains(&met) && !shown.contains(&late), "{shown}");
 
     b.master().resume().await.expect("open");
-    let path = format!("/_matrix/client/v3/rooms/{}/send/m.room.message/no", encode(room.as_str()));
+    let path = format!(
+        "/_matrix/client/v3/rooms/{}/send/m.room.message/no",
+        encode(room.as_str())
+    );
     until("the ban is known at b", async || {
         let (status, _) = b.client("PUT", &path, &bob.token, &json!({ "body": "no" })).await;
         (status != 200).then_some(())
@@ -146,7 +186,10 @@ async fn who_is_banned_is_heard_no_more() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_sent_to_a_server_that_was_down_arrives_and_a_restart_loses_nothing() {
     let certificates = Certificates::new();
-    let (mut a, mut b) = (Server::start(&certificates, 1).await, Server::start(&certificates, 2).await);
+    let (mut a, mut b) = (
+        Server::start(&certificates, 1).await,
+        Server::start(&certificates, 2).await,
+    );
     let (ann, bob) = (a.user("ann").await, b.user("bob").await);
     let room = a.create_room(&ann, json!({})).await;
     b.join(&bob, &room, &a).await;
@@ -156,7 +199,10 @@ async fn what_was_sent_to_a_server_that_was_down_arrives_and_a_restart_loses_not
     b.stop().await;
     let mut sent = Vec::new();
     for n in 0..30 {
-        sent.push(a.send(&ann, &room, &format!("down{n}"), (n % 3 == 0).then_some(600_000)).await);
+        sent.push(
+            a.send(&ann, &room, &format!("down{n}"), (n % 3 == 0).then_some(600_000))
+                .await,
+        );
     }
     a.stop().await;
     a.resume().await;
@@ -171,6 +217,8 @@ async fn what_was_sent_to_a_server_that_was_down_arrives_and_a_restart_loses_not
     }
     assert_eq!(a.state(&ann, &room).await, b.state(&bob, &room).await);
     // The token that was given before still holds, and so does the user.
-    let whoami = b.ask("GET", "/_matrix/client/v3/account/whoami", &bob.token, &json!({})).await;
+    let whoami = b
+        .ask("GET", "/_matrix/client/v3/account/whoami", &bob.token, &json!({}))
+        .await;
     assert_eq!(whoami["user_id"], json!(bob.id));
 }

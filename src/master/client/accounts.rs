@@ -46,7 +46,10 @@ pub(super) async fn register(
     JsonBody(body): JsonBody,
 ) -> Result<Response, Refusal> {
     // A client asks first which ways to register there are.
-    let way = body.get("auth").and_then(|auth| auth.get("type")).and_then(Value::as_str);
+    let way = body
+        .get("auth")
+        .and_then(|auth| auth.get("type"))
+        .and_then(Value::as_str);
     if way != Some("m.login.dummy") {
         let ways = json!({ "flows": [{ "stages": ["m.login.dummy"] }], "params": {}, "session": random_name()? });
         return Ok(answer(StatusCode::UNAUTHORIZED, &ways));
@@ -57,7 +60,11 @@ pub(super) async fn register(
     };
     let (user, new) = homeserver.register(&localpart).await?;
     if !new {
-        return Err(Refusal::new(StatusCode::BAD_REQUEST, "M_USER_IN_USE", "there is a user of that name"));
+        return Err(Refusal::new(
+            StatusCode::BAD_REQUEST,
+            "M_USER_IN_USE",
+            "there is a user of that name",
+        ));
     }
     if body.get("inhibit_login") == Some(&Value::Bool(true)) {
         return Ok(Json(json!({ "user_id": user })).into_response());
@@ -75,5 +82,7 @@ pub(super) async fn register(
 }
 
 pub(super) async fn whoami(user: User) -> Answer {
-    Ok(Json(json!({ "user_id": user.id, "device_id": user.device, "is_guest": false })))
+    Ok(Json(
+        json!({ "user_id": user.id, "device_id": user.device, "is_guest": false }),
+    ))
 }

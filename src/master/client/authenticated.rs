@@ -26,11 +26,20 @@ impl FromRequestParts<Arc<Homeserver>> for User {
     type Rejection = Refusal;
 
     async fn from_request_parts(parts: &mut request::Parts, homeserver: &Arc<Homeserver>) -> Result<Self, Refusal> {
-        let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let header = parts
+            .headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
         let token = header.and_then(|header| header.strip_prefix("Bearer ")).map(str::trim);
         let missing = || Refusal::new(StatusCode::UNAUTHORIZED, "M_MISSING_TOKEN", "no access token");
         let owner = homeserver.sqlite.token_owner(token.ok_or_else(missing)?).await?;
-        let unknown = || Refusal::new(StatusCode::UNAUTHORIZED, "M_UNKNOWN_TOKEN", "the access token is not known");
+        let unknown = || {
+            Refusal::new(
+                StatusCode::UNAUTHORIZED,
+                "M_UNKNOWN_TOKEN",
+                "the access token is not known",
+            )
+        };
         let (id, device) = owner.ok_or_else(unknown)?;
         Ok(Self { id, device })
     }

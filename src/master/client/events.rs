@@ -37,7 +37,11 @@ impl Sticky {
         match self.duration {
             Some(duration) if !(0..=MAX_STICKY).contains(&duration) => {
                 let text = format!("the sticky duration is not from 0 to {MAX_STICKY} ms");
-                Err(Refusal::new(axum::http::StatusCode::BAD_REQUEST, "M_INVALID_PARAM", text))
+                Err(Refusal::new(
+                    axum::http::StatusCode::BAD_REQUEST,
+                    "M_INVALID_PARAM",
+                    text,
+                ))
             }
             duration => Ok(duration),
         }
@@ -116,7 +120,12 @@ pub(super) async fn set_state(
 /// An event as clients see it.
 pub(super) fn for_client(event_id: &str, json: &str) -> Result<Object, Refusal> {
     let mut event: Object = serde_json::from_str(json).map_err(Refusal::failed)?;
-    event.retain(|key, _| !matches!(key.as_str(), "auth_events" | "prev_events" | "hashes" | "signatures" | "depth"));
+    event.retain(|key, _| {
+        !matches!(
+            key.as_str(),
+            "auth_events" | "prev_events" | "hashes" | "signatures" | "depth"
+        )
+    });
     event.insert("event_id".into(), event_id.into());
     Ok(event)
 }
@@ -149,9 +158,14 @@ pub(super) async fn messages(
 ) -> Answer {
     let room = RoomId::from(room);
     homeserver.must_be_joined(&user.id, &room).await?;
-    let held = homeserver.sqlite.held(&room, limit.unwrap_or(10).clamp(0, MAX_MESSAGES)).await?;
+    let held = homeserver
+        .sqlite
+        .held(&room, limit.unwrap_or(10).clamp(0, MAX_MESSAGES))
+        .await?;
     let shown = held.iter().rev().filter(|event| !event.soft_failed);
-    let chunk: Result<Vec<Object>, _> = shown.map(|event| for_client(event.event_id.as_str(), &event.json)).collect();
+    let chunk: Result<Vec<Object>, _> = shown
+        .map(|event| for_client(event.event_id.as_str(), &event.json))
+        .collect();
     Ok(Json(json!({ "chunk": chunk?, "start": "newest" })))
 }
 
@@ -184,7 +198,10 @@ pub(super) async fn held(
 ) -> Result<Json<Held>, Refusal> {
     let room = RoomId::from(room);
     homeserver.must_be_joined(&user.id, &room).await?;
-    let held = homeserver.sqlite.held(&room, limit.unwrap_or(MAX_HELD).clamp(0, MAX_HELD)).await?;
+    let held = homeserver
+        .sqlite
+        .held(&room, limit.unwrap_or(MAX_HELD).clamp(0, MAX_HELD))
+        .await?;
     let Millis(now) = clock::now().wall;
     let events = held.into_iter().map(|event| HeldEvent {
         event_id: event.event_id.as_str().to_owned(),

@@ -32,11 +32,7 @@ pub(super) async fn join(
     Ok(Json(json!({ "room_id": room.as_str() })))
 }
 
-pub(super) async fn leave(
-    State(homeserver): State<Arc<Homeserver>>,
-    Path(room): Path<String>,
-    user: User,
-) -> Answer {
+pub(super) async fn leave(State(homeserver): State<Arc<Homeserver>>, Path(room): Path<String>, user: User) -> Answer {
     change(&homeserver, &user, room, user.id.clone(), "leave").await
 }
 
@@ -49,7 +45,9 @@ pub(super) async fn invite(
     let whom = whom(&body)?;
     // The other server would have to sign it; who is not invited can join a public room all the same.
     if domain_of(&whom) != Some(homeserver.name.as_str()) {
-        return Err(Refusal::forbidden("users of other servers cannot be invited from here: have them join a public room"));
+        return Err(Refusal::forbidden(
+            "users of other servers cannot be invited from here: have them join a public room",
+        ));
     }
     change(&homeserver, &user, room, whom, "invite").await
 }
@@ -74,12 +72,15 @@ pub(super) async fn ban(
 
 fn whom(body: &Object) -> Result<String, Refusal> {
     let user = body::text(body, "user_id")?;
-    user.map(str::to_owned).ok_or_else(|| Refusal::malformed("`user_id` is missing"))
+    user.map(str::to_owned)
+        .ok_or_else(|| Refusal::malformed("`user_id` is missing"))
 }
 
 async fn change(homeserver: &Arc<Homeserver>, by: &User, room: String, whom: String, membership: &str) -> Answer {
     let room = RoomId::from(room);
     let version = homeserver.our_room(&room).await?;
-    homeserver.send(&room, version, Draft::membership(&by.id, &whom, membership)).await?;
+    homeserver
+        .send(&room, version, Draft::membership(&by.id, &whom, membership))
+        .await?;
     Ok(Json(json!({})))
 }

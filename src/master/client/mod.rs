@@ -41,9 +41,18 @@ pub(super) fn routes(homeserver: Arc<Homeserver>) -> Router {
         .route("/rooms/{room_id}/send/{kind}/{txn_id}", put(events::send))
         .route("/rooms/{room_id}/redact/{event_id}/{txn_id}", put(events::redact))
         .route("/rooms/{room_id}/state", get(rooms::state))
-        .route("/rooms/{room_id}/state/{kind}", get(rooms::state_event_unkeyed).put(events::set_state_unkeyed))
-        .route("/rooms/{room_id}/state/{kind}/", get(rooms::state_event_unkeyed).put(events::set_state_unkeyed))
-        .route("/rooms/{room_id}/state/{kind}/{state_key}", get(rooms::state_event).put(events::set_state))
+        .route(
+            "/rooms/{room_id}/state/{kind}",
+            get(rooms::state_event_unkeyed).put(events::set_state_unkeyed),
+        )
+        .route(
+            "/rooms/{room_id}/state/{kind}/",
+            get(rooms::state_event_unkeyed).put(events::set_state_unkeyed),
+        )
+        .route(
+            "/rooms/{room_id}/state/{kind}/{state_key}",
+            get(rooms::state_event).put(events::set_state),
+        )
         .route("/rooms/{room_id}/event/{event_id}", get(events::event))
         .route("/rooms/{room_id}/messages", get(events::messages));
     Router::new()

@@ -19,12 +19,12 @@ use crate::{
     },
 };
 
-pub(super) async fn create(
-    State(homeserver): State<Arc<Homeserver>>,
-    user: User,
-    JsonBody(body): JsonBody,
-) -> Answer {
-    let visibility = if body::text(&body, "visibility")? == Some("public") { "public_chat" } else { "private_chat" };
+pub(super) async fn create(State(homeserver): State<Arc<Homeserver>>, user: User, JsonBody(body): JsonBody) -> Answer {
+    let visibility = if body::text(&body, "visibility")? == Some("public") {
+        "public_chat"
+    } else {
+        "private_chat"
+    };
     let join_rule = match body::text(&body, "preset")?.unwrap_or(visibility) {
         "public_chat" => "public",
         "private_chat" | "trusted_private_chat" => "invite",
@@ -32,10 +32,16 @@ pub(super) async fn create(
     };
     let mut state = Vec::new();
     for given in list(&body, "initial_state")? {
-        let given = given.as_object().ok_or_else(|| Refusal::malformed("`initial_state` holds what is no object"))?;
+        let given = given
+            .as_object()
+            .ok_or_else(|| Refusal::malformed("`initial_state` holds what is no object"))?;
         let kind = body::text(given, "type")?.ok_or_else(|| Refusal::malformed("a state event lacks its type"))?;
         let content = given.get("content").cloned().unwrap_or_else(|| json!({}));
-        state.push((kind.to_owned(), body::text(given, "state_key")?.unwrap_or_default().to_owned(), content));
+        state.push((
+            kind.to_owned(),
+            body::text(given, "state_key")?.unwrap_or_default().to_owned(),
+            content,
+        ));
     }
     for key in ["name", "topic"] {
         if let Some(text) = body::text(&body, key)? {
@@ -83,7 +89,10 @@ impl Homeserver {
         let version = self.our_room(room).await?;
         let ids: Vec<_> = self.current(room, version, filter).await?.into_values().collect();
         let events = self.store.events_json(&ids).await?;
-        events.iter().map(|event| super::events::for_client(event.event_id.as_str(), &event.json)).collect()
+        events
+            .iter()
+            .map(|event| super::events::for_client(event.event_id.as_str(), &event.json))
+            .collect()
     }
 
     /// # Errors
@@ -98,7 +107,11 @@ impl Homeserver {
             }
             None => false,
         };
-        if joined { Ok(()) } else { Err(Refusal::forbidden("you are not joined to that room")) }
+        if joined {
+            Ok(())
+        } else {
+            Err(Refusal::forbidden("you are not joined to that room"))
+        }
     }
 }
 
@@ -107,7 +120,9 @@ pub(super) async fn state(
     Path(room): Path<String>,
     user: User,
 ) -> Result<Json<Vec<Object>>, Refusal> {
-    Ok(Json(homeserver.visible_state(&user, &room.into(), &StateFilter::All).await?))
+    Ok(Json(
+        homeserver.visible_state(&user, &room.into(), &StateFilter::All).await?,
+    ))
 }
 
 pub(super) async fn state_event_unkeyed(
@@ -125,7 +140,10 @@ pub(super) async fn state_event(
 ) -> Answer {
     let filter = StateFilter::Keys(vec![StateKey::new(&kind, &state_key)]);
     let found = homeserver.visible_state(&user, &room.into(), &filter).await?;
-    let event = found.into_iter().next().ok_or_else(|| Refusal::not_found("no such state event"))?;
+    let event = found
+        .into_iter()
+        .next()
+        .ok_or_else(|| Refusal::not_found("no such state event"))?;
     Ok(Json(event.get("content").cloned().unwrap_or_default()))
 }
 
@@ -137,7 +155,11 @@ pub(super) async fn joined_members(
     let members = StateFilter::Types(vec!["m.room.member".into()]);
     let mut joined = Object::new();
     for event in homeserver.visible_state(&user, &room.into(), &members).await? {
-        let content = event.get("content").and_then(Value::as_object).cloned().unwrap_or_default();
+        let content = event
+            .get("content")
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
         if content.get("membership").and_then(Value::as_str) == Some("join")
             && let Some(member) = body::text(&event, "state_key")?
         {

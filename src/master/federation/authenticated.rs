@@ -29,12 +29,17 @@ impl FromRequest<Arc<Homeserver>> for FromServer {
 
     async fn from_request(request: Request, homeserver: &Arc<Homeserver>) -> Result<Self, Refusal> {
         let (head, content) = request.into_parts();
-        let header = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let header = head
+            .headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
         let header = header.ok_or_else(|| unauthorized("the request is not signed: it has no Authorization header"))?;
         let credentials = Credentials::parse(header).map_err(|error| unauthorized(error.to_string()))?;
         let us = &homeserver.name;
         if !credentials.are_for(us) {
-            return Err(unauthorized(format!("the request is signed for another server; this is {us}")));
+            return Err(unauthorized(format!(
+                "the request is signed for another server; this is {us}"
+            )));
         }
         if credentials.origin == *us {
             return Err(unauthorized("the request is signed with our own name"));

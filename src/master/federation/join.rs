@@ -56,7 +56,10 @@ pub(super) async fn make_join(
     let version = homeserver.our_room(&room).await?;
     let version_id = homeserver.sqlite.room_version(&room).await?.unwrap_or_default();
     // Who names none means version 1.
-    if !query.iter().any(|(key, offered)| key == "ver" && *offered == version_id) {
+    if !query
+        .iter()
+        .any(|(key, offered)| key == "ver" && *offered == version_id)
+    {
         let body = json!({
             "errcode": "M_INCOMPATIBLE_ROOM_VERSION",
             "error": format!("the room has version {version_id}, which your server did not offer"),
@@ -64,7 +67,9 @@ pub(super) async fn make_join(
         });
         return Ok(answer(StatusCode::BAD_REQUEST, &body));
     }
-    let template = homeserver.template(&room, version, &Draft::membership(&user, &user, "join")).await?;
+    let template = homeserver
+        .template(&room, version, &Draft::membership(&user, &user, "join"))
+        .await?;
     // As if it were signed, to see whether it would be let in.
     let signed = event::finish(&template, version, &homeserver.name, &homeserver.key)?;
     homeserver.check_new(&room, version, &signed).await?;

@@ -65,7 +65,10 @@ pub(super) async fn event(
 ) -> Result<Json<Found>, Refusal> {
     let nothing = || Refusal::not_found("there is no such event here that you may see");
     let found = homeserver.event(&event_id.into()).await?.ok_or_else(nothing)?;
-    let room = Parts::read(&found.json).map_err(Refusal::failed)?.room_id().ok_or_else(nothing)?;
+    let room = Parts::read(&found.json)
+        .map_err(Refusal::failed)?
+        .room_id()
+        .ok_or_else(nothing)?;
     if !homeserver.store.server_in_room(&from.origin, &room).await? {
         return Err(nothing());
     }
@@ -141,7 +144,10 @@ pub(super) async fn missing_events(
     let ids = |ids: Vec<String>| ids.into_iter().map(EventId::from).collect::<Vec<_>>();
     let (earliest, latest) = (ids(gap.earliest_events), ids(gap.latest_events));
     let limit = gap.limit.unwrap_or(10).clamp(0, MAX_MISSING);
-    let found = homeserver.sqlite.events_between(&room, &earliest, &latest, gap.min_depth, limit).await?;
+    let found = homeserver
+        .sqlite
+        .events_between(&room, &earliest, &latest, gap.min_depth, limit)
+        .await?;
     let mut events = homeserver.store.events_json(&found).await?;
     events.sort_by_key(|event| found.iter().position(|id| *id == event.event_id));
     let events: Result<_, _> = events.into_iter().map(|event| wire::raw(event.json)).collect();

@@ -7,6 +7,7 @@ mod transaction;
 
 use std::sync::Arc;
 
+pub(super) use self::transaction::come_again;
 use axum::{
     Router,
     extract::{DefaultBodyLimit, State},
@@ -14,7 +15,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{get, post, put},
 };
-pub(super) use self::transaction::come_again;
 use serde_json::json;
 
 use super::{
@@ -32,12 +32,21 @@ pub(super) fn routes(homeserver: Arc<Homeserver>) -> Router {
         .route("/_matrix/key/v2/server/{key_id}", get(keys))
         .route("/_matrix/federation/v1/version", get(async || Json(version)))
         .route("/_matrix/federation/v1/send/{txn_id}", put(transaction::send))
-        .route("/_matrix/federation/v1/make_join/{room_id}/{user_id}", get(join::make_join))
-        .route("/_matrix/federation/v2/send_join/{room_id}/{event_id}", put(join::send_join))
+        .route(
+            "/_matrix/federation/v1/make_join/{room_id}/{user_id}",
+            get(join::make_join),
+        )
+        .route(
+            "/_matrix/federation/v2/send_join/{room_id}/{event_id}",
+            put(join::send_join),
+        )
         .route("/_matrix/federation/v1/event/{event_id}", get(look_up::event))
         .route("/_matrix/federation/v1/state/{room_id}", get(look_up::state))
         .route("/_matrix/federation/v1/state_ids/{room_id}", get(look_up::state_ids))
-        .route("/_matrix/federation/v1/get_missing_events/{room_id}", post(look_up::missing_events))
+        .route(
+            "/_matrix/federation/v1/get_missing_events/{room_id}",
+            post(look_up::missing_events),
+        )
         .fallback(unrecognized)
         .method_not_allowed_fallback(wrong_method)
         // The size is bounded where the body is read.

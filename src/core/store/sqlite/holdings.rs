@@ -75,7 +75,16 @@ impl Sqlite {
     /// # Errors
     /// Those of the database.
     pub async fn held(&self, room: &RoomId, limit: i64) -> Result<Vec<HeldEvent>, StoreError> {
-        type Line = (String, String, Option<String>, String, Option<i64>, Option<i64>, bool, String);
+        type Line = (
+            String,
+            String,
+            Option<String>,
+            String,
+            Option<i64>,
+            Option<i64>,
+            bool,
+            String,
+        );
         let mut lines: Vec<Line> = sqlx::query_as(
             "SELECT e.event_id, e.type, e.state_key, e.sender, e.received_ts, s.expires_at,
                     coalesce(j.internal_metadata ->> '$.soft_failed', 0), j.json
