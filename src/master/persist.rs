@@ -64,7 +64,7 @@ pub enum Verdict {
 #[derive(Debug, thiserror::Error)]
 pub enum PersistError {
     /// It is not allowed.
-    #[error("{0}")]
+    #[error("not allowed: {0}")]
     Forbidden(String),
     /// It is not an event of this room.
     #[error("{0}")]
