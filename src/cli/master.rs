@@ -170,11 +170,10 @@ fn signing_key(path: &Path) -> anyhow::Result<SigningKey> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let (mut seed, mut version) = ([0; 32], [0; 3]);
+            let mut seed = [0; 32];
             getrandom::fill(&mut seed).context("the operating system has no randomness to give")?;
-            getrandom::fill(&mut version).context("the operating system has no randomness to give")?;
-            let version: String = version.iter().map(|byte| format!("{byte:02x}")).collect();
-            let text = format!("ed25519 a_{version} {}\n", STANDARD_NO_PAD.encode(seed));
+            let version = sending::random()? & 0xffff;
+            let text = format!("ed25519 a_{version:04x} {}\n", STANDARD_NO_PAD.encode(seed));
             write_secret(path, &text)?;
             text
         }

@@ -23,13 +23,11 @@ pub async fn read(body: Body, max: usize) -> Result<String, Refusal> {
         let text = format!("the body is larger than {max} bytes, or broke off");
         Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "M_TOO_LARGE", text)
     };
-    let bytes = match timeout(PATIENCE, to_bytes(body, max)).await {
-        Ok(bytes) => bytes.map_err(|_| too_large())?,
-        Err(_) => {
-            let text = format!("the body did not arrive within {PATIENCE:?}");
-            return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "M_UNKNOWN", text));
-        }
+    let Ok(bytes) = timeout(PATIENCE, to_bytes(body, max)).await else {
+        let text = format!("the body did not arrive within {PATIENCE:?}");
+        return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "M_UNKNOWN", text));
     };
+    let bytes = bytes.map_err(|_| too_large())?;
     String::from_utf8(bytes.into()).map_err(|_| Refusal::new(StatusCode::BAD_REQUEST, "M_NOT_JSON", "not UTF-8"))
 }
 

@@ -152,7 +152,7 @@ impl Homeserver {
                 info!(%origin, %room, why, "an event was soft-failed");
                 Ok(Ok(()))
             }
-            Ok(Verdict::Rejected(why)) => Ok(Err(Refused(why))),
+            Ok(Verdict::Rejected(why)) => Ok(Err(Refused(format!("not allowed: {why}")))),
             Err(PersistError::Store(error)) => Err(error),
             Err(error) => Ok(Err(Refused(error.to_string()))),
         }

@@ -64,7 +64,7 @@ pub enum Verdict {
 #[derive(Debug, thiserror::Error)]
 pub enum PersistError {
     /// It is not allowed.
-    #[error("{0}")]
+    #[error("not allowed: {0}")]
     Forbidden(String),
     /// It is not an event of this room.
     #[error("{0}")]
@@ -461,9 +461,8 @@ fn if_forbidden(checked: Result<(), PersistError>) -> Result<Option<String>, Per
 impl From<RulesError> for PersistError {
     fn from(error: RulesError) -> Self {
         match error {
-            RulesError::Malformed(what) => Self::Malformed(what),
             RulesError::Forbidden(why) => Self::Forbidden(why),
-            RulesError::Unresolvable(what) => Self::Malformed(what),
+            RulesError::Malformed(what) | RulesError::Unresolvable(what) => Self::Malformed(what),
         }
     }
 }

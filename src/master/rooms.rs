@@ -70,18 +70,16 @@ impl Rooms {
         loop {
             let other = {
                 let mut joining = self.joining.lock();
-                match joining.get(room) {
-                    Some(other) => other.clone(),
-                    None => {
-                        let (sender, receiver) = watch::channel(());
-                        joining.insert(room.clone(), receiver);
-                        return Joining {
-                            room: room.clone(),
-                            all: Arc::clone(&self.joining),
-                            _over: sender,
-                        };
-                    }
-                }
+                let Some(other) = joining.get(room) else {
+                    let (sender, receiver) = watch::channel(());
+                    joining.insert(room.clone(), receiver);
+                    return Joining {
+                        room: room.clone(),
+                        all: Arc::clone(&self.joining),
+                        _over: sender,
+                    };
+                };
+                other.clone()
             };
             over(other).await;
         }

@@ -2,5 +2,6 @@
 
 mod certificates;
 mod hostile;
+mod process;
 mod rig;
 mod talking;

@@ -60,6 +60,8 @@ pub fn reach(certificates: &Certificates) -> Reach {
 
 impl Server {
     pub async fn start(certificates: &Certificates, number: u8) -> Self {
+        // The HTTP client of the tests needs one; it fails only where there is one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         // The name holds the port, so it must be known before the server listens there.
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let listen = free.local_addr().expect("an address");

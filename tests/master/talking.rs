@@ -1,5 +1,7 @@
 //! Rooms that several servers are in.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use serde_json::json;
 
 use super::{
@@ -169,13 +171,16 @@ async fn who_is_banned_is_heard_no_more() {
     assert!(shown.contains(&met) && !shown.contains(&late), "{shown}");
 
     b.master().resume().await.expect("open");
-    let path = format!(
-        "/_matrix/client/v3/rooms/{}/send/m.room.message/no",
-        encode(room.as_str())
-    );
+    // Under another name each time, or it would be the first one again.
+    let tries = AtomicUsize::new(0);
     until("the ban is known at b", async || {
+        let txn_id = tries.fetch_add(1, Ordering::Relaxed);
+        let path = format!(
+            "/_matrix/client/v3/rooms/{}/send/m.room.message/no{txn_id}",
+            encode(room.as_str())
+        );
         let (status, _) = b.client("PUT", &path, &bob.token, &json!({ "body": "no" })).await;
-        (status != 200).then_some(())
+        (status == 403).then_some(())
     })
     .await;
     let join = format!("/_matrix/client/v3/join/{}?via={}", encode(room.as_str()), a.name);

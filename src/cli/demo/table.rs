@@ -60,7 +60,7 @@ pub fn table(rows: &[Row]) -> String {
             } else {
                 write!(text, "{gap}{cell:>width$}")
             };
-            debug_assert!(written.is_ok());
+            debug_assert!(written.is_ok(), "a String takes all that is written");
         }
         text.push('\n');
     }
