@@ -329,7 +329,7 @@ impl Arriving<'_> {
             .fetch_outliers(self.origin, self.room, self.version, missing)
             .await;
         match fetched {
-            Ok(()) => Ok(true),
+            Ok(lacking) => Ok(lacking.is_empty()),
             Err(PersistError::Store(error)) => Err(error),
             Err(_) => Ok(false),
         }
@@ -338,31 +338,30 @@ impl Arriving<'_> {
 
 impl Homeserver {
     /// Fetches events, and all that authorise them, as far as they are not here; they are kept outside of the room's order.
+    /// Returns those that are not to be had, or not to be believed: the keys of a server that does not answer are not to
+    /// be had either, and that must not keep the rest away.
     async fn fetch_outliers(
         &self,
         origin: &ServerName,
         room: &RoomId,
         version: RoomVersion,
         ids: Vec<EventId>,
-    ) -> Result<(), PersistError> {
+    ) -> Result<HashSet<EventId>, PersistError> {
         let mut asked: HashSet<EventId> = ids.iter().cloned().collect();
         let mut open = ids;
         let mut fetched = Vec::new();
+        let mut lacking = HashSet::new();
         while let Some(id) = open.pop() {
-            if fetched.len() >= MAX_AUTH {
+            if fetched.len() + lacking.len() >= MAX_AUTH {
                 return Err(PersistError::MissingAuth(vec![id]));
             }
-            let found = remote::event(&self.client, origin, &id).await;
-            let Ok(found) = found else {
-                return Err(PersistError::MissingAuth(vec![id]));
+            let event = match remote::event(&self.client, origin, &id).await {
+                Ok(found) => self.believe(found.get(), version).await.ok(),
+                Err(_) => None,
             };
-            let event = self
-                .believe(found.get(), version)
-                .await
-                .ok()
-                .filter(|event| event.event_id == id);
-            let Some(event) = event else {
-                return Err(PersistError::MissingAuth(vec![id]));
+            let Some(event) = event.filter(|event| event.event_id == id) else {
+                lacking.insert(id);
+                continue;
             };
             let parts = Parts::read(&event.json).map_err(|error| PersistError::Malformed(error.to_string()))?;
             let named = parts.auth_events();
@@ -376,7 +375,8 @@ impl Homeserver {
             fetched.push(event);
         }
         let lock = self.rooms.lock(room).await;
-        self.persist_outliers(&lock, version, fetched).await
+        self.persist_outliers(&lock, version, fetched).await?;
+        Ok(lacking)
     }
 
     /// Asks for the state before an event, and stores it as a group.
@@ -390,7 +390,7 @@ impl Homeserver {
         let not_to_be_had = |error: &dyn std::fmt::Display| PersistError::Malformed(error.to_string());
         let answer = remote::state_ids(&self.client, origin, room, id).await;
         let answer = answer.map_err(|error| not_to_be_had(&error))?;
-        let state: Vec<EventId> = answer.pdu_ids.into_iter().map(EventId::from).collect();
+        let mut state: Vec<EventId> = answer.pdu_ids.into_iter().map(EventId::from).collect();
         let all: Vec<EventId> = state
             .iter()
             .cloned()
@@ -402,7 +402,8 @@ impl Homeserver {
         missing.sort_unstable();
         missing.dedup();
         if !missing.is_empty() {
-            self.fetch_outliers(origin, room, version, missing).await?;
+            let lacking = self.fetch_outliers(origin, room, version, missing).await?;
+            state.retain(|id| !lacking.contains(id));
         }
         let lock = self.rooms.lock(room).await;
         self.store_state(&lock, id, &state).await
