@@ -29,7 +29,11 @@ fn everything_owed_arrives_and_nothing_is_left_behind() {
     assert!(began.elapsed() < Duration::from_secs(60), "{story}");
     assert!(story.contains("are killed") && story.contains("are back"), "{story}");
 
-    let rows: Vec<Vec<&str>> = table.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .skip(1)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
     assert_eq!(rows.len(), 4, "{table}");
     for row in &rows {
         // From the right: "1.23 s", transactions, expired, delivered, owed.
@@ -50,7 +54,12 @@ fn what_is_asked_for_is_kept() {
     let temporary = tempfile::tempdir().expect("a folder");
     let keep = temporary.path().join("kept");
     let output = demo(temporary.path(), &["--sticky", "10", "--keep", &keep.to_string_lossy()]);
-    assert!(output.status.success(), "{}{}", text(&output.stderr), text(&output.stdout));
+    assert!(
+        output.status.success(),
+        "{}{}",
+        text(&output.stderr),
+        text(&output.stdout)
+    );
     assert!(keep.join("ours/homeserver.db").is_file() && keep.join("ours/log").is_file());
     let again = demo(temporary.path(), &["--keep", &keep.to_string_lossy()]);
     assert!(!again.status.success(), "what is there is not overwritten");

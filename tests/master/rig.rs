@@ -109,7 +109,7 @@ impl Server {
         let own = Own::load(None).expect("defaults");
         let sending = sender_of(self.name.clone(), self.key.clone(), self.database(), &self.reach, own);
         let (metrics, shutdown) = (Arc::new(Metrics::new(&self.name)), Shutdown::default());
-        let sender = sending::prepare(sending, bus, HttpGaps::nowhere(), metrics, shutdown.clone()).await;
+        let sender = sending::prepare(sending, bus, HttpGaps::nowhere(), metrics, None, shutdown.clone()).await;
         self.running = Some(Running {
             master,
             shutdown,
