@@ -1,11 +1,14 @@
-//! What came with a request? Bodies and queries, bounded in size and time.
+//! What came with a request? Paths, queries and bodies, bounded in size and time; what is wrong with them is told in Matrix's
+//! way.
 
 use std::time::Duration;
 
 use axum::{
     body::{Body, to_bytes},
-    http::StatusCode,
+    extract::{self, FromRequestParts},
+    http::{StatusCode, request::Parts},
 };
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::time::timeout;
 
@@ -16,6 +19,38 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A JSON object.
 pub type Object = Map<String, Value>;
+
+/// The named parts of the path.
+pub struct Path<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        match extract::Path::from_request_parts(parts, state).await {
+            Ok(extract::Path(path)) => Ok(Self(path)),
+            Err(wrong) => Err(invalid(&wrong.body_text())),
+        }
+    }
+}
+
+/// The query's parameters.
+pub struct Query<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Refusal> {
+        match extract::Query::from_request_parts(parts, state).await {
+            Ok(extract::Query(query)) => Ok(Self(query)),
+            Err(wrong) => Err(invalid(&wrong.body_text())),
+        }
+    }
+}
+
+fn invalid(what: &str) -> Refusal {
+    Refusal::new(StatusCode::BAD_REQUEST, "M_INVALID_PARAM", what)
+}
 
 /// The whole body as text, if it is at most `max` bytes.
 pub async fn read(body: Body, max: usize) -> Result<String, Refusal> {

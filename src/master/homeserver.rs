@@ -16,8 +16,9 @@ use super::{
 };
 use crate::{
     core::{
+        clock,
         id::{EventId, RoomId, ServerName},
-        replication::master::MasterStreams,
+        replication::{master::MasterStreams, task::Publisher},
         room_version::RoomVersion,
         signing::SigningKey,
         state::{
@@ -25,7 +26,7 @@ use crate::{
             groups::StateGroups,
             map::{StateFilter, StateMap},
         },
-        store::{EventJson, Sqlite, Store, StoreError},
+        store::{EventJson, RetryTimings, Sqlite, Store, StoreError},
     },
     federation::client::Client,
 };
@@ -54,6 +55,10 @@ pub struct Homeserver {
     pub(super) keys: Keyring,
     /// What is said to the other processes.
     pub(super) streams: Arc<MasterStreams>,
+    /// What any process may say to the others.
+    pub(super) publisher: Publisher,
+    /// Whose turn it is to end a back-off.
+    pub(super) retry_writes: tokio::sync::Mutex<()>,
     /// Whose turn it is.
     pub(super) rooms: Rooms,
     /// What must not be broken off when the asker goes away.
@@ -95,6 +100,22 @@ impl Homeserver {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Refusal> {
         self.tasks.spawn(work).await.map_err(Refusal::failed)
+    }
+
+    /// A server that asks something is up: a back-off from it ends, and the sender hears of it.
+    pub(super) async fn heard_from(&self, server: &ServerName) -> Result<(), StoreError> {
+        let healthy = RetryTimings::default();
+        let records = self.store.destinations(std::slice::from_ref(server)).await?;
+        if records.get(server).is_none_or(|record| record.retry == healthy) {
+            return Ok(());
+        }
+        // Rows of caches must be published in the order of their commits.
+        let _turn = self.retry_writes.lock().await;
+        if let Some(row) = self.store.set_retry(server, healthy, clock::now().wall).await? {
+            self.publisher.cache_row(&row);
+        }
+        self.publisher.remote_server_up(server);
+        Ok(())
     }
 
     /// The room's version, if the room is known.

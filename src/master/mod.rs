@@ -145,6 +145,7 @@ impl Master {
         let (shutdown, replicating) = (CancellationToken::new(), TaskTracker::new());
         let master = replication::master::start(bus, me, start, store.clone(), &shutdown, &replicating);
         let mut subscription = master.subscription;
+        let publisher = subscription.publisher.clone();
         // Nothing of it concerns us, but a channel that nobody empties would fill up.
         replicating.spawn(
             shutdown
@@ -160,6 +161,8 @@ impl Master {
             groups: StateGroups::default(),
             client,
             streams: master.streams,
+            publisher,
+            retry_writes: tokio::sync::Mutex::default(),
             rooms: Rooms::default(),
             tasks: TaskTracker::new(),
             counts: Counts::default(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use crate::{
     },
     master::{
         MAX_HELD,
-        body::Object,
+        body::{Object, Path, Query},
         homeserver::Homeserver,
         local::Draft,
         refusal::{Answer, Json, Refusal},

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use serde_json::json;
 
 use super::authenticated::{JsonBody, User};
 use crate::{
     core::id::{RoomId, ServerName, domain_of},
     master::{
-        body::{self, Object},
+        body::{self, Object, Path, Query},
         homeserver::Homeserver,
         local::Draft,
         refusal::{Answer, Json, Refusal},

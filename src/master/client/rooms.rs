@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::authenticated::{JsonBody, User};
@@ -12,7 +12,7 @@ use crate::{
         state::map::{StateFilter, StateKey},
     },
     master::{
-        body::{self, Object},
+        body::{self, Object, Path},
         create::{DEFAULT_VERSION, NewRoom},
         homeserver::Homeserver,
         refusal::{Answer, Json, Refusal},

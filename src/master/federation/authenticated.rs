@@ -59,6 +59,7 @@ impl FromRequest<Arc<Homeserver>> for FromServer {
         if !credentials.hold(&key, us, head.method.as_str(), uri, signed) {
             return Err(unauthorized("the signature does not fit the request"));
         }
+        homeserver.heard_from(&credentials.origin).await?;
         Ok(Self {
             origin: credentials.origin,
             content,

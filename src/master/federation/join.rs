@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::{
-    extract::{Path, Query, State},
+    extract::State,
     http::StatusCode,
     response::{IntoResponse, Response},
 };
@@ -17,6 +17,7 @@ use crate::{
         id::{EventId, RoomId, domain_of},
     },
     master::{
+        body::{Path, Query},
         homeserver::Homeserver,
         local::Draft,
         persist::{Arrival, Source},

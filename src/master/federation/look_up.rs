@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{json, value::RawValue};
 
@@ -15,6 +15,7 @@ use crate::{
         state::map::StateMap,
     },
     master::{
+        body::{Path, Query},
         homeserver::Homeserver,
         refusal::{Answer, Json, Refusal},
         wire::{self, Parts},

@@ -2,10 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use axum::{
-    extract::{Path, State},
-    http::StatusCode,
-};
+use axum::{extract::State, http::StatusCode};
 use futures_util::future::join_all;
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
@@ -15,6 +12,7 @@ use super::authenticated::FromServer;
 use crate::{
     core::id::RoomId,
     master::{
+        body::Path,
         homeserver::Homeserver,
         incoming::Refused,
         refusal::{Answer, Json, Refusal},
