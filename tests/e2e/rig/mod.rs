@@ -209,6 +209,14 @@ impl Rig {
         self.receiver_holds(newest, within).await
     }
 
+    /// Waits until the real server has accepted the room's newest message.
+    pub async fn newest_message_is_accepted(&self, room_id: &str, within: Duration) -> Result<()> {
+        let messages = self.hs1.store.messages(room_id).await?;
+        let newest = &messages[messages.len() - 1..];
+        self.gate.record().wait_for(newest, within).await?;
+        self.gate.record().check()
+    }
+
     /// A number not given before, for names.
     pub fn next_number(&self) -> u32 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
