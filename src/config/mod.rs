@@ -78,10 +78,12 @@ impl Config {
         let server_name = server_name::read(&layers)?;
         let instance = workers::instance(&layers)?;
         let experimental = layers.get("experimental_features");
+        let database = database::read(&layers)?;
+        let embedded = matches!(database, Database::Sqlite(_));
         Ok(Self {
-            database: database::read(&layers)?,
+            database,
             redis: redis::read(&layers)?,
-            replication: workers::read(&layers, &instance)?,
+            replication: workers::read(&layers, &instance, embedded)?,
             federation: remote::read(&layers, env)?,
             retry: remote::read_retry(&layers)?,
             sticky_events: experimental.get("msc4354_enabled")?.flag()?.unwrap_or(false),

@@ -85,7 +85,7 @@ impl Default for Log {
     fn default() -> Self {
         Self {
             format: LogFormat::Text,
-            filter: "info,sqlx=warn,ruma_state_res=error".to_owned(),
+            filter: "info,sqlx=warn,ruma_state_res=warn".to_owned(),
         }
     }
 }

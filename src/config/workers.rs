@@ -38,7 +38,8 @@ pub(super) fn instance(layers: &Layers) -> Result<InstanceName, ConfigError> {
     })
 }
 
-pub(super) fn read(layers: &Layers, instance: &InstanceName) -> Result<Replication, ConfigError> {
+/// An `embedded` homeserver has no listener for replication: its streams are all in its database.
+pub(super) fn read(layers: &Layers, instance: &InstanceName, embedded: bool) -> Result<Replication, ConfigError> {
     for key in LEGACY_KEYS {
         let node = layers.get(key);
         if node.is_present() {
@@ -61,7 +62,7 @@ pub(super) fn read(layers: &Layers, instance: &InstanceName) -> Result<Replicati
     Ok(Replication {
         sender_instances,
         event_writers,
-        instance_map: instance_map(layers)?,
+        instance_map: instance_map(layers, embedded)?,
         secret: secret(layers)?,
     })
 }
@@ -125,11 +126,11 @@ fn refuse_other_jobs(layers: &Layers, instance: &InstanceName) -> Result<(), Con
     Ok(())
 }
 
-fn instance_map(layers: &Layers) -> Result<Vec<(InstanceName, ReplicationEndpoint)>, ConfigError> {
+fn instance_map(layers: &Layers, embedded: bool) -> Result<Vec<(InstanceName, ReplicationEndpoint)>, ConfigError> {
     const HOW: &str = "Add `instance_map: {main: {host: ..., port: ...}}`, the main process's listener with the resource `replication`";
     let map = layers.get("instance_map");
     let main = map.get("main")?;
-    if !main.is_present() {
+    if !main.is_present() && !embedded {
         return Err(main.missing(HOW));
     }
     let mut endpoints = Vec::new();

@@ -124,15 +124,30 @@ impl Homeserver {
         Ok(version.and_then(|version| RoomVersion::of(&version)))
     }
 
-    /// The version of a room that one of our users is joined to.
+    /// The version of the room, if one of our users is joined to it.
+    pub(super) async fn joined_room(&self, room: &RoomId) -> Result<Option<RoomVersion>, StoreError> {
+        match self.version(room).await? {
+            Some(version) if self.store.server_in_room(&self.name, room).await? => Ok(Some(version)),
+            _ => Ok(None),
+        }
+    }
+
+    /// The same, for other servers.
     ///
     /// # Errors
     /// 404 if we are not in the room.
     pub(super) async fn our_room(&self, room: &RoomId) -> Result<RoomVersion, Refusal> {
-        match self.version(room).await? {
-            Some(version) if self.store.server_in_room(&self.name, room).await? => Ok(version),
-            _ => Err(Refusal::not_found("this server is not in that room")),
-        }
+        let version = self.joined_room(room).await?;
+        version.ok_or_else(|| Refusal::not_found("this server is not in that room"))
+    }
+
+    /// The same, for our users.
+    ///
+    /// # Errors
+    /// 403 if none of them is in the room.
+    pub(super) async fn users_room(&self, room: &RoomId) -> Result<RoomVersion, Refusal> {
+        let version = self.joined_room(room).await?;
+        version.ok_or_else(|| Refusal::forbidden("you are not joined to that room"))
     }
 
     /// An event, whether it is in its room's order or not. Rejected ones are left out.

@@ -57,7 +57,7 @@ impl Homeserver {
     async fn join_to_its_end(&self, user: &str, room: &RoomId, via: &[ServerName]) -> Result<EventId, Refusal> {
         // What comes for the room from now on waits until we know its state.
         let _joining = self.rooms.join(room).await;
-        if let Ok(version) = self.our_room(room).await {
+        if let Some(version) = self.joined_room(room).await? {
             let lock = self.rooms.lock(room).await;
             return self
                 .send_locked(&lock, version, &Draft::membership(user, user, "join"))

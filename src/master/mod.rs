@@ -220,7 +220,7 @@ impl Master {
     /// # Errors
     /// It is not allowed.
     pub async fn send(&self, user: &str, room: &RoomId, message: Message<'_>) -> Result<EventId, Refused> {
-        let version = self.homeserver.our_room(room).await?;
+        let version = self.homeserver.users_room(room).await?;
         let draft = local::Draft {
             sender: user.to_owned(),
             kind: message.kind.to_owned(),

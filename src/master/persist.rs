@@ -6,9 +6,10 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::json;
 use tracing::debug;
 
-use super::{homeserver::Homeserver, refusal::Refusal, rooms::RoomLock, wire::Parts};
+use super::{body::Object, homeserver::Homeserver, refusal::Refusal, rooms::RoomLock, wire::Parts};
 use crate::core::{
     clock::{self, Millis},
     event::VerifiedEvent,
@@ -215,7 +216,12 @@ impl Homeserver {
                 }
             }
         }
-        let row = row(arrival, &parts, version, outcome, room);
+        let mut row = row(arrival, &parts, version, outcome, room);
+        if let Some(replaces) = context.change().and_then(|change| change.replaces.as_ref())
+            && arrival.source != Source::Elsewhere
+        {
+            row.json = with_replaced(&row.json, replaces)?;
+        }
         self.write(vec![row], changes, room).await?;
         Ok(verdict)
     }
@@ -423,6 +429,13 @@ fn row(arrival: &Arrival, parts: &Parts, version: RoomVersion, outcome: Outcome,
         sticky_until: parts.sticky_until(clock::now().wall),
         outcome,
     }
+}
+
+/// The event with the state event that it replaces: a sender tells by it who was in the room before a change of membership.
+fn with_replaced(json: &str, replaces: &EventId) -> Result<String, PersistError> {
+    let mut event: Object = serde_json::from_str(json).map_err(|error| PersistError::Malformed(error.to_string()))?;
+    event.insert("unsigned".into(), json!({ "replaces_state": replaces.as_str() }));
+    Ok(json!(event).to_string())
 }
 
 /// What the other processes are told of an event.

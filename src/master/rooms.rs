@@ -131,8 +131,8 @@ mod tests {
             async move { rooms.settled(&a).await }
         });
         assert!(!rooms.settled(&a).await, "in vain");
-        drop(joining);
         assert!(!waiting.await.expect("no panic"), "as long as the other");
+        drop(joining);
         assert!(rooms.settled(&a).await);
         let joining = rooms.join(&a).await;
         let (settled, ()) = tokio::join!(rooms.settled(&a), async {

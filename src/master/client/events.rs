@@ -81,7 +81,7 @@ async fn send_once(
     if txn_id.len() > MAX_ID_BYTES {
         return Err(Refusal::malformed("the transaction id is too long"));
     }
-    let version = homeserver.our_room(&room.as_str().into()).await?;
+    let version = homeserver.users_room(&room.as_str().into()).await?;
     let draft = Draft {
         sender: user.id.clone(),
         kind: kind.to_owned(),
@@ -111,7 +111,7 @@ pub(super) async fn set_state(
     JsonBody(content): JsonBody,
 ) -> Answer {
     let room = RoomId::from(room);
-    let version = homeserver.our_room(&room).await?;
+    let version = homeserver.users_room(&room).await?;
     let draft = Draft::state(&user.id, &kind, &state_key, &Value::Object(content));
     let event_id = homeserver.send(&room, version, draft).await?;
     Ok(Json(json!({ "event_id": event_id.as_str() })))

@@ -78,7 +78,7 @@ fn whom(body: &Object) -> Result<String, Refusal> {
 
 async fn change(homeserver: &Arc<Homeserver>, by: &User, room: String, whom: String, membership: &str) -> Answer {
     let room = RoomId::from(room);
-    let version = homeserver.our_room(&room).await?;
+    let version = homeserver.users_room(&room).await?;
     homeserver
         .send(&room, version, Draft::membership(&by.id, &whom, membership))
         .await?;

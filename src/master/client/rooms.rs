@@ -86,7 +86,7 @@ impl Homeserver {
         filter: &StateFilter,
     ) -> Result<Vec<Object>, Refusal> {
         self.must_be_joined(&user.id, room).await?;
-        let version = self.our_room(room).await?;
+        let version = self.users_room(room).await?;
         let ids: Vec<_> = self.current(room, version, filter).await?.into_values().collect();
         let events = self.store.events_json(&ids).await?;
         events
