@@ -129,7 +129,7 @@ async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle)
     };
     // The configuration is good only if the database is there.
     Sqlite::create(&database, master::INSTANCE.into(), name.clone()).await?;
-    let written = write_configuration(&args.dir, &name, &key_path, &database, url, reach.all)?;
+    let written = write_configuration(&args.dir, &name, args.listen, &key_path, &database, url, reach.all)?;
     let config = Config::load(&written, args.own.as_deref())?;
     let bus = RedisBus::new(config.redis, &name, sending::random()?);
     keep(Master::start(settings, bus).await?, lifecycle);
@@ -212,6 +212,7 @@ fn certificate(args: &MasterArgs) -> anyhow::Result<Option<Certificate>> {
 fn write_configuration(
     dir: &Path,
     name: &ServerName,
+    listen: SocketAddr,
     key: &Path,
     database: &Path,
     redis: &str,
@@ -224,6 +225,8 @@ fn write_configuration(
         "database": { "name": "sqlite3", "args": { "database": absolute(database)? } },
         "redis": redis_section(redis)?,
         "send_federation": false,
+        // Where a sender asks for EDUs that it missed; this homeserver hands over none.
+        "instance_map": { "main": { "host": listen.ip().to_string(), "port": listen.port() } },
         "federation_sender_instances": [SENDER],
         "experimental_features": { "msc4354_enabled": true },
     });
@@ -296,7 +299,16 @@ mod tests {
         let mut more = serde_json::Map::new();
         more.insert("federation".into(), json!({ "max_long_retries": 3 }));
         let url = "redis://user:pass@redis.example:7000/2";
-        let written = write_configuration(dir.path(), &name, &key, &database, url, more).expect("written");
+        let written = write_configuration(
+            dir.path(),
+            &name,
+            SocketAddr::from(([127, 0, 0, 1], 8448)),
+            &key,
+            &database,
+            url,
+            more,
+        )
+        .expect("written");
         let config = Config::load(&written, None).expect("good");
         assert_eq!((config.server_name, config.instance.as_str()), (name, SENDER));
         assert!(matches!(config.database, Database::Sqlite(path) if path.ends_with("homeserver.db")));
