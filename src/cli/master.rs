@@ -68,6 +68,9 @@ pub struct MasterArgs {
     /// Burdock's own settings
     #[arg(long = "config", value_name = "FILE")]
     own: Option<PathBuf>,
+    /// Stop when the standard input ends: with the process that holds its other end
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
 }
 
 impl MasterArgs {
@@ -96,6 +99,14 @@ async fn live(args: &MasterArgs, reach: Reach, own: Own) -> anyhow::Result<Ended
 }
 
 async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle) -> anyhow::Result<()> {
+    if args.until_stdin_ends {
+        let drain = lifecycle.drain().clone();
+        std::thread::spawn(move || {
+            // An error ends it as well.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            drain.cancel();
+        });
+    }
     let name = ServerName::from(args.name.as_str());
     if name.parts().is_none() {
         bail!("--name {name}: not a server name (a host, and perhaps a port)");

@@ -49,6 +49,7 @@ fn cases() -> impl IntoIterator<Item = Case> {
         plain::synapses_own_sender_delivers within 60 s,
         plain::an_event_arrives within 60 s,
         plain::many_that_piled_up_all_arrive within 180 s,
+        plain::synapse_hears_how_a_server_fares within 60 s,
         plain::a_ban_of_a_servers_last_user_arrives_there within 60 s,
         plain::nothing_arrives_after_a_server_left within 60 s,
         plain::the_withdrawal_of_an_invitation_arrives within 30 s,

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::{
     fake_remote::server::Mode,
-    rig::{Rig, client::RoomOptions, sender::Kind, store::As},
+    rig::{Rig, client::RoomOptions, sender::Kind, store::As, wait_until},
 };
 
 /// Shows that the rig itself works: Synapse's own sender does this.
@@ -48,6 +48,36 @@ pub async fn an_event_arrives(rig: &Rig) -> Result<()> {
         }
     }
     rig.gate.record().check()?;
+    burdock.stop().await
+}
+
+/// Synapse keeps in memory how a destination fares, and forgets it only when it hears our row of `caches`.
+pub async fn synapse_hears_how_a_server_fares(rig: &Rig) -> Result<()> {
+    let admin = rig.hs1.register("admin").await?;
+    rig.hs1.store.make_admin(&admin.id).await?;
+    let burdock = rig.burdock().await?;
+    let room = rig.shared_room(RoomOptions::default()).await?;
+    let fake = rig.joined_fakes(1, &room).await?.remove(0);
+    let event = rig.alice.send(&room, "hello").await?;
+    fake.record.wait_for(&[event], Duration::from_secs(10)).await?;
+    let interval = async || Ok::<_, anyhow::Error>(admin.destination(fake.name()).await?["retry_interval"].as_i64());
+    ensure!(interval().await? == Some(0), "it is well");
+
+    fake.set_mode(Mode::Refuse(503));
+    rig.alice.send(&room, "refused").await?;
+    wait_until(
+        "the main process knows of the back-off",
+        Duration::from_secs(20),
+        async || Ok(interval().await?.is_some_and(|interval| interval > 0)),
+    )
+    .await?;
+    fake.set_mode(Mode::Accept);
+    wait_until(
+        "the main process knows of its end",
+        Duration::from_secs(20),
+        async || Ok(interval().await? == Some(0)),
+    )
+    .await?;
     burdock.stop().await
 }
 

@@ -7,12 +7,22 @@ mod remote;
 mod story;
 mod table;
 
-use std::{io::Write, path::PathBuf, process::ExitCode};
+use std::{io::Write, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context;
-use tokio::{runtime::Runtime, time::Instant};
+use tokio::{
+    runtime::Runtime,
+    signal::unix::{SignalKind, signal},
+    time::{Instant, timeout},
+};
 
 use self::progress::Progress;
+
+/// How long the story may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The same with more servers or events than by default.
+const LARGE_LIMIT: Duration = Duration::from_mins(5);
 
 /// What can be chosen.
 #[derive(Debug, clap::Args)]
@@ -57,13 +67,20 @@ fn tell(args: &DemoArgs) -> anyhow::Result<bool> {
         None => folder.path().to_owned(),
     };
     let progress = Progress::new(Instant::now());
+    let limit = if args.servers <= 3 && args.sticky <= 120 {
+        LIMIT
+    } else {
+        LARGE_LIMIT
+    };
     let ending = runtime.block_on(async {
+        let (mut terminate, mut hang_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
         tokio::select! {
-            ending = story::tell(args, &dir, &progress) => ending,
-            interrupted = tokio::signal::ctrl_c() => Err(match interrupted {
-                Ok(()) => anyhow::anyhow!("interrupted"),
-                Err(error) => error.into(),
-            }),
+            ending = timeout(limit, story::tell(args, &dir, &progress)) => {
+                ending.with_context(|| format!("the story was not over after {limit:?}"))?
+            }
+            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+            _ = terminate.recv() => Err(anyhow::anyhow!("told to stop")),
+            _ = hang_up.recv() => Err(anyhow::anyhow!("the terminal is gone")),
         }
     });
     runtime.shutdown_background();

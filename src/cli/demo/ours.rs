@@ -76,6 +76,8 @@ impl Ours {
             format!("127.0.0.1:{client}"),
             "-c".to_owned(),
             text(&retries),
+            // So that it ends with us, whatever ends us.
+            "--until-stdin-ends".to_owned(),
         ];
         let process = spawn(dir, &arguments)?;
         let mut ours = Self {
@@ -194,7 +196,7 @@ fn spawn(dir: &Path, arguments: &[String]) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("cannot tell where this program is")?;
     Command::new(program)
         .args(arguments)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(log.try_clone()?)
         .stderr(log)
         .kill_on_drop(true)

@@ -62,7 +62,12 @@ impl Synapse {
 
 impl User {
     async fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let url = format!("{}/_matrix/client/v3{path}", self.url);
+        self.request_at(method, &format!("/_matrix/client/v3{path}"), body)
+            .await
+    }
+
+    async fn request_at(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let url = format!("{}{path}", self.url);
         let mut request = self.http.request(method.parse()?, url);
         if !self.token.is_empty() {
             request = request.header("Authorization", format!("Bearer {}", self.token));
@@ -183,6 +188,12 @@ impl User {
             ids.push(self.send_sticky(room_id, &format!("{text} {n}"), 600_000).await?);
         }
         Ok(ids)
+    }
+
+    /// What the homeserver's main process, asked by an administrator, knows of a destination.
+    pub async fn destination(&self, name: &str) -> Result<Value> {
+        let path = format!("/_synapse/admin/v1/federation/destinations/{}", encode(name));
+        self.request_at("GET", &path, None).await
     }
 
     pub async fn redact(&self, room_id: &str, event_id: &str) -> Result<String> {

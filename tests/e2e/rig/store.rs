@@ -95,6 +95,16 @@ impl Store {
         Ok(ids)
     }
 
+    /// Makes a user an administrator.
+    pub async fn make_admin(&self, user_id: &str) -> Result<()> {
+        let made = sqlx::query("UPDATE users SET admin = 1 WHERE name = $1").bind(user_id);
+        ensure!(
+            made.execute(&self.pool).await?.rows_affected() == 1,
+            "no user {user_id}"
+        );
+        Ok(())
+    }
+
     /// An event's content.
     pub async fn content(&self, event_id: &str) -> Result<Value> {
         let json: String = sqlx::query_scalar("SELECT json FROM event_json WHERE event_id = $1")
