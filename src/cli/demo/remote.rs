@@ -106,6 +106,22 @@ impl Remote {
             .collect())
     }
 
+    /// Waits until it has this event, sticky or not.
+    pub async fn has(&self, event: &str, room: &RoomId, within: Duration) -> anyhow::Result<()> {
+        let began = Instant::now();
+        while !self
+            .server
+            .held(room)
+            .await?
+            .iter()
+            .any(|held| held.event_id.as_str() == event)
+        {
+            ensure!(began.elapsed() < within, "{} lacks {event} after {within:?}", self.name);
+            sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
     /// Waits until it holds all of these.
     pub async fn holds(
         &self,

@@ -101,6 +101,8 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
         usize::from(args.sticky) - first,
         sticky.short()
     ));
+    // What catch-up owes to who was away, besides.
+    let newest = ours.send(&room, "the newest ordinary message", None).await?;
     sleep(SHORT).await;
 
     let bars: Vec<Bar> = late
@@ -111,23 +113,7 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
         remote.join(&room, &ours.name, began).await?;
         progress.say(&format!("{} joined the room, late", remote.name));
     }
-    // As soon as one has something: Burdock is in the middle of it.
-    let waiting = Instant::now();
-    let held = loop {
-        let mut held = 0;
-        for remote in &late {
-            held += remote.sticky(&room).await?.len();
-        }
-        if held > 0 {
-            break held;
-        }
-        ensure!(
-            waiting.elapsed() < PATIENCE,
-            "no late joiner got a sticky event:\n{}",
-            ours.log()
-        );
-        sleep(Duration::from_millis(1)).await;
-    };
+    let held = first_arrival(&late, &room, &ours).await?;
     ours.kill().await?;
     progress.say(&format!(
         "our homeserver and Burdock are killed (kill -9); the late have {held} of {}",
@@ -142,16 +128,21 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
     let mut complete = true;
     let owed = sticky.long();
     for (remote, bar) in late.iter().zip(&bars) {
-        complete &= remote.holds(&owed, &room, PATIENCE, Some(bar)).await.is_ok();
+        complete &= arrived(&remote.holds(&owed, &room, PATIENCE, Some(bar)).await, progress);
         rows.push(row(remote, "joined late", &owed, sticky.short(), &room).await?);
     }
-    complete &= away.holds(&owed, &room, PATIENCE, None).await.is_ok();
+    complete &= arrived(&away.holds(&owed, &room, PATIENCE, None).await, progress);
+    complete &= arrived(&away.has(&newest, &room, PATIENCE).await, progress);
     let expired = sticky.0[while_there..].iter().filter(|sent| sent.short).count();
     rows.push(row(&away, "was away", &owed, expired, &room).await?);
     rows.push(row(&silent, "never answered", &owed, sticky.short(), &room).await?);
     drop(bars);
+    let live = ours.send(&room, "a last message", None).await?;
+    for remote in late.iter().chain([&away]) {
+        complete &= arrived(&remote.has(&live, &room, PATIENCE).await, progress);
+    }
     progress.say(if complete {
-        "everything owed has arrived"
+        "everything owed has arrived, and a last ordinary message"
     } else {
         "something owed did not arrive"
     });
@@ -161,6 +152,34 @@ pub async fn tell(args: &DemoArgs, dir: &Path, progress: &Progress) -> anyhow::R
         remote.stop().await;
     }
     Ok(Ending { rows, complete })
+}
+
+/// Waits until a late joiner has something: Burdock is in the middle of it. Returns how much all have together.
+async fn first_arrival(late: &[Remote], room: &RoomId, ours: &Ours) -> anyhow::Result<usize> {
+    let began = Instant::now();
+    loop {
+        let mut held = 0;
+        for remote in late {
+            held += remote.sticky(room).await?.len();
+        }
+        if held > 0 {
+            return Ok(held);
+        }
+        ensure!(
+            began.elapsed() < PATIENCE,
+            "no late joiner got a sticky event:\n{}",
+            ours.log()
+        );
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Says what did not arrive.
+fn arrived(outcome: &anyhow::Result<()>, progress: &Progress) -> bool {
+    if let Err(error) = outcome {
+        progress.say(&format!("{error:#}"));
+    }
+    outcome.is_ok()
 }
 
 async fn row(remote: &Remote, role: &'static str, owed: &[&str], expired: usize, room: &RoomId) -> anyhow::Result<Row> {
@@ -191,7 +210,8 @@ async fn send(
         while random.random_bool(0.3) {
             ours.send(room, "an ordinary message", None).await?;
         }
-        let short = random.random_bool(0.1);
+        // One at least is owed to whoever comes late.
+        let short = !sticky.0.is_empty() && random.random_bool(0.1);
         let id = ours
             .send(room, "a sticky message", Some(if short { SHORT } else { LONG }))
             .await?;
