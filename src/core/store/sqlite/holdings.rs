@@ -63,7 +63,7 @@ impl Sqlite {
     /// Those of the database.
     pub async fn event_of_transaction(&self, txn_id: &str) -> Result<Option<EventId>, StoreError> {
         let found: Option<String> =
-            sqlx::query_scalar("SELECT event_id FROM event_json WHERE internal_metadata ->> '$.txn_id' = $1")
+            sqlx::query_scalar("SELECT event_id FROM event_json WHERE iif(json_valid(internal_metadata), internal_metadata ->> '$.txn_id', NULL) = $1")
                 .bind(txn_id)
                 .fetch_optional(&self.readers)
                 .await?;
