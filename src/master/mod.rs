@@ -17,6 +17,7 @@ mod persist;
 mod refusal;
 mod remote;
 mod rooms;
+mod tables;
 mod wire;
 
 use std::{
@@ -42,7 +43,11 @@ use crate::{
     core::{
         clock,
         id::{EventId, InstanceName, RoomId, ServerName, Token},
-        replication::{self, bus::Bus},
+        replication::{
+            self,
+            bus::Bus,
+            feed::{Bell, Table},
+        },
         signing::SigningKey,
         state::groups::StateGroups,
         store::{HeldEvent, InstanceLock, Sqlite, Store, StoreError},
@@ -240,6 +245,16 @@ impl Master {
     /// The database's.
     pub async fn held(&self, room: &RoomId) -> Result<Vec<HeldEvent>, StoreError> {
         self.homeserver.sqlite.held(room, MAX_HELD).await
+    }
+
+    /// Its tables, which others may follow. From now on `bell` is rung when something was persisted.
+    #[must_use]
+    pub fn tables(&self, bell: Bell) -> Vec<Arc<dyn Table>> {
+        let streams = &self.homeserver.streams;
+        let ringing = tables::ring(bell, Arc::clone(streams));
+        self.replicating
+            .spawn(self.shutdown.clone().run_until_cancelled_owned(ringing));
+        tables::tables(&self.homeserver.sqlite, streams)
     }
 
     /// Transactions of other servers that came in since the start.

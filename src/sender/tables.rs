@@ -189,9 +189,15 @@ impl Tables {
         }
     }
 
-    /// The feed that serves them.
+    /// What is rung when one of them changes.
     #[must_use]
-    pub fn feed(self: &Arc<Self>) -> Feed {
+    pub fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// The feed that serves them, and `others` beside them that ring the same bell.
+    #[must_use]
+    pub fn feed(self: &Arc<Self>, others: Vec<Arc<dyn Table>>) -> Feed {
         let views: [fn(&Self) -> &dyn Table; 3] = [
             |tables| &tables.destinations,
             |tables| &tables.backlog,
@@ -201,7 +207,7 @@ impl Tables {
             let tables = Arc::clone(self);
             Arc::new(View { tables, table })
         });
-        Feed::new(self.bell.clone(), views.into())
+        Feed::new(self.bell.clone(), views.into_iter().chain(others).collect())
     }
 
     /// The views are of this sender from now on.

@@ -1,0 +1,79 @@
+//! What of the homeserver can be followed over the replication API: the tables of its database.
+
+use std::sync::Arc;
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use tokio::sync::watch;
+
+use crate::core::{
+    id::Token,
+    replication::{
+        feed::{Bell, Row, Table, TableError},
+        master::MasterStreams,
+        positions::Position,
+    },
+    store::{CURRENT_STATE_DELTAS, EVENTS, FollowedTable, STICKY_EVENTS, Sqlite},
+};
+
+/// A table of the database, and how far it is written.
+struct Stored<P> {
+    table: &'static FollowedTable,
+    sqlite: Sqlite,
+    persisted: watch::Receiver<P>,
+}
+
+impl<P: Position> Table for Stored<P> {
+    fn name(&self) -> &str {
+        self.table.name
+    }
+
+    fn columns(&self) -> &[&str] {
+        self.table.columns
+    }
+
+    fn position(&self) -> Token {
+        self.persisted.borrow().token()
+    }
+
+    fn rows(&self, after: Token, up_to: Token, limit: usize) -> BoxFuture<'_, Result<Vec<Row>, TableError>> {
+        let rows = self.sqlite.followed(self.table, after, up_to, limit);
+        rows.map(|rows| rows.map_err(|error| TableError(error.to_string())))
+            .boxed()
+    }
+}
+
+/// The tables of a homeserver.
+pub(super) fn tables(sqlite: &Sqlite, streams: &MasterStreams) -> Vec<Arc<dyn Table>> {
+    vec![
+        stored(&EVENTS, sqlite, streams.events.up_to()),
+        stored(&CURRENT_STATE_DELTAS, sqlite, streams.events.up_to()),
+        stored(&STICKY_EVENTS, sqlite, streams.sticky_events.up_to()),
+    ]
+}
+
+fn stored<P: Position>(
+    table: &'static FollowedTable,
+    sqlite: &Sqlite,
+    persisted: watch::Receiver<P>,
+) -> Arc<dyn Table> {
+    Arc::new(Stored {
+        table,
+        sqlite: sqlite.clone(),
+        persisted,
+    })
+}
+
+/// Rings whenever something has been persisted.
+pub(super) async fn ring(bell: Bell, streams: Arc<MasterStreams>) {
+    let (mut events, mut sticky_events) = (streams.events.up_to(), streams.sticky_events.up_to());
+    loop {
+        let moved = tokio::select! {
+            moved = events.changed() => moved,
+            moved = sticky_events.changed() => moved,
+        };
+        if moved.is_err() {
+            return;
+        }
+        bell.ring();
+    }
+}
