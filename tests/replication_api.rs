@@ -13,7 +13,11 @@ use burdock::{
         clock::Millis,
         id::{StreamOrdering, Token},
         metrics::{DestinationState, Metrics},
-        replication::feed::{Bell, Feed, MemoryTable, Record, Row, Table, TableError},
+        replication::{
+            ephemeral::{EPHEMERAL_KEPT, TypingRow},
+            feed::{Bell, Feed, MemoryTable, Record, Row, Table, TableError},
+            rows::PresenceRow,
+        },
         store::{CURRENT_STATE_DELTAS, EVENTS, RetryTimings, STICKY_EVENTS},
     },
     sender::tables::{BacklogRow, DestinationRow, TRANSACTIONS_KEPT, TransactionRow},
@@ -585,8 +589,11 @@ fn every_column_is_documented() {
     documented(DestinationRow::TABLE, DestinationRow::COLUMNS);
     documented(BacklogRow::TABLE, BacklogRow::COLUMNS);
     documented(TransactionRow::TABLE, TransactionRow::COLUMNS);
+    documented(TypingRow::TABLE, TypingRow::COLUMNS);
+    documented(PresenceRow::TABLE, PresenceRow::COLUMNS);
     for table in [&EVENTS, &CURRENT_STATE_DELTAS, &STICKY_EVENTS] {
         documented(table.name, table.columns);
     }
     assert!(DOCUMENTATION.contains(&format!("newest {TRANSACTIONS_KEPT} rows")));
+    assert!(DOCUMENTATION.contains(&format!("newest {EPHEMERAL_KEPT}")));
 }

@@ -29,12 +29,7 @@ use crate::{
         clock,
         id::ServerName,
         metrics::Metrics,
-        replication::{
-            feed::{Bell, Feed},
-            http_gaps::HttpGaps,
-            local_bus::LocalBus,
-            redis_bus::RedisBus,
-        },
+        replication::{feed::Feed, http_gaps::HttpGaps, local_bus::LocalBus, redis_bus::RedisBus},
         shutdown::Shutdown,
         signing::SigningKey,
         store::Sqlite,
@@ -126,10 +121,8 @@ async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle)
     let Some(url) = &args.redis else {
         let bus = LocalBus::default();
         let homeserver = Master::start(settings, bus.clone()).await?;
-        let tables = serves_tables.then(|| Arc::new(Tables::new(clock::now().wall)));
-        let feed = tables
-            .as_ref()
-            .map(|tables| tables.feed(homeserver.tables(tables.bell().clone())));
+        let tables = serves_tables.then(|| Arc::new(Tables::new(clock::now().wall, homeserver.bell().clone())));
+        let feed = tables.as_ref().map(|tables| tables.feed(homeserver.tables()));
         let sending = sender_of(name, key, database, &reach, own.clone());
         let shutdown = Shutdown {
             drain: lifecycle.drain().clone(),
@@ -155,8 +148,7 @@ async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle)
     let config = Config::load(&written, args.own.as_deref())?;
     let bus = RedisBus::new(config.redis, &name, sending::random()?);
     let homeserver = Master::start(settings, bus).await?;
-    let bell = Bell::default();
-    let feed = serves_tables.then(|| Feed::new(bell.clone(), homeserver.tables(bell)));
+    let feed = serves_tables.then(|| Feed::new(homeserver.bell().clone(), homeserver.tables()));
     listening::open(&own, metrics, feed, lifecycle).await?;
     keep(homeserver, lifecycle);
     let files: Vec<String> = written.iter().map(|file| format!("-c {}", file.display())).collect();

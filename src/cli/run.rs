@@ -16,7 +16,7 @@ use crate::{
     core::{
         clock,
         metrics::Metrics,
-        replication::{http_gaps::HttpGaps, redis_bus::RedisBus},
+        replication::{feed::Bell, http_gaps::HttpGaps, redis_bus::RedisBus},
         shutdown::Shutdown,
     },
     sender::tables::Tables,
@@ -77,7 +77,7 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
         .own
         .replication_secret
         .is_some()
-        .then(|| Arc::new(Tables::new(clock::now().wall)));
+        .then(|| Arc::new(Tables::new(clock::now().wall, Bell::default())));
     let feed = tables.as_ref().map(|tables| tables.feed(Vec::new()));
     let own = config.own;
     let sender = sending::prepare(sending, bus, gaps, Arc::clone(&metrics), tables, shutdown.clone()).await?;

@@ -247,14 +247,16 @@ impl Master {
         self.homeserver.sqlite.held(room, MAX_HELD).await
     }
 
-    /// Its tables, which others may follow. From now on `bell` is rung when something was persisted.
+    /// Its tables, which others may follow.
     #[must_use]
-    pub fn tables(&self, bell: Bell) -> Vec<Arc<dyn Table>> {
-        let streams = &self.homeserver.streams;
-        let ringing = tables::ring(bell, Arc::clone(streams));
-        self.replicating
-            .spawn(self.shutdown.clone().run_until_cancelled_owned(ringing));
-        tables::tables(&self.homeserver.sqlite, streams)
+    pub fn tables(&self) -> Vec<Arc<dyn Table>> {
+        tables::tables(&self.homeserver.sqlite, &self.homeserver.streams)
+    }
+
+    /// What is rung when they have changed.
+    #[must_use]
+    pub fn bell(&self) -> &Bell {
+        self.homeserver.streams.bell()
     }
 
     /// Transactions of other servers that came in since the start.

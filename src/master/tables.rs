@@ -1,4 +1,4 @@
-//! What of the homeserver can be followed over the replication API: the tables of its database.
+//! What of the homeserver can be followed over the replication API: the tables of its database, presence and typing.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::core::{
     id::Token,
     replication::{
-        feed::{Bell, Row, Table, TableError},
+        feed::{Row, Table, TableError},
         master::MasterStreams,
         positions::Position,
     },
@@ -44,11 +44,13 @@ impl<P: Position> Table for Stored<P> {
 
 /// The tables of a homeserver.
 pub(super) fn tables(sqlite: &Sqlite, streams: &MasterStreams) -> Vec<Arc<dyn Table>> {
-    vec![
+    let mut tables = vec![
         stored(&EVENTS, sqlite, streams.events.up_to()),
         stored(&CURRENT_STATE_DELTAS, sqlite, streams.events.up_to()),
         stored(&STICKY_EVENTS, sqlite, streams.sticky_events.up_to()),
-    ]
+    ];
+    tables.extend(streams.tables());
+    tables
 }
 
 fn stored<P: Position>(
@@ -61,19 +63,4 @@ fn stored<P: Position>(
         sqlite: sqlite.clone(),
         persisted,
     })
-}
-
-/// Rings whenever something has been persisted.
-pub(super) async fn ring(bell: Bell, streams: Arc<MasterStreams>) {
-    let (mut events, mut sticky_events) = (streams.events.up_to(), streams.sticky_events.up_to());
-    loop {
-        let moved = tokio::select! {
-            moved = events.changed() => moved,
-            moved = sticky_events.changed() => moved,
-        };
-        if moved.is_err() {
-            return;
-        }
-        bell.ring();
-    }
 }

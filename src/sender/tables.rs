@@ -175,10 +175,9 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The tables of a sender that starts now.
+    /// The tables of a sender that starts now. They ring `bell`.
     #[must_use]
-    pub fn new(started: Millis) -> Self {
-        let bell = Bell::default();
+    pub fn new(started: Millis, bell: Bell) -> Self {
         Self {
             destinations: MemoryTable::new(started, bell.clone()),
             backlog: MemoryTable::new(started, bell.clone()),
@@ -187,12 +186,6 @@ impl Tables {
             sender: OnceLock::new(),
             looked: Mutex::default(),
         }
-    }
-
-    /// What is rung when one of them changes.
-    #[must_use]
-    pub fn bell(&self) -> &Bell {
-        &self.bell
     }
 
     /// The feed that serves them, and `others` beside them that ring the same bell.
