@@ -34,6 +34,7 @@ use burdock::{
 use own_redis::{OwnRedis, free_port};
 use parking_lot::Mutex;
 use rand::{SeedableRng, rngs::StdRng};
+use serde_json::json;
 use tokio::{sync::mpsc, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -409,6 +410,10 @@ async fn a_master_and_a_sender_work_together(net: impl Net) {
     master.streams.typing(&"!r".into(), &["@ann:bus.example".to_owned()]);
     let typing = plain.hears_until("RDATA typing").await;
     assert_eq!(typing, r#"RDATA typing master 1 ["!r",["@ann:bus.example"]]"#);
+    let [_, table] = master.streams.tables();
+    let rows = table.rows(Token(-1), table.position(), 10).await.unwrap();
+    let row = [json!("!r"), json!(["@ann:bus.example"]), json!(false)];
+    assert_eq!(rows.last().unwrap().cells, row);
     let missed = master.streams.missed("typing", Some("0"), Some("1")).unwrap();
     assert_eq!(
         serde_json::to_string(&missed).unwrap(),

@@ -19,20 +19,23 @@ use serde_json::{Value, json};
 
 use super::{
     lifecycle::{Ended, Lifecycle},
+    listening,
     run::to_the_end,
     sending::{self, Sending},
 };
 use crate::{
     config::{self, Config, ConfigError, Database, Own, Reach},
     core::{
+        clock,
         id::ServerName,
         metrics::Metrics,
-        replication::{http_gaps::HttpGaps, local_bus::LocalBus, redis_bus::RedisBus},
+        replication::{feed::Feed, http_gaps::HttpGaps, local_bus::LocalBus, redis_bus::RedisBus},
         shutdown::Shutdown,
         signing::SigningKey,
         store::Sqlite,
     },
     master::{self, Certificate, Master, Settings},
+    sender::tables::Tables,
 };
 
 /// The sender's instance name, in this process or another.
@@ -124,16 +127,28 @@ async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle)
         certificate: certificate(args)?,
         client: args.client,
     };
+    let metrics = Arc::new(Metrics::new(&name));
+    let serves_tables = own.replication_secret.is_some();
     let Some(url) = &args.redis else {
         let bus = LocalBus::default();
         let homeserver = Master::start(settings, bus.clone()).await?;
-        let sending = sender_of(name, key, database, &reach, own);
-        let metrics = Arc::new(Metrics::new(homeserver.name()));
+        let tables = serves_tables.then(|| Arc::new(Tables::new(clock::now().wall, homeserver.bell().clone())));
+        let feed = tables.as_ref().map(|tables| tables.feed(homeserver.tables()));
+        let sending = sender_of(name, key, database, &reach, own.clone());
         let shutdown = Shutdown {
             drain: lifecycle.drain().clone(),
             stop: lifecycle.stop().clone(),
         };
-        let sender = sending::prepare(sending, bus, HttpGaps::nowhere(), metrics, None, shutdown).await?;
+        let sender = sending::prepare(
+            sending,
+            bus,
+            HttpGaps::nowhere(),
+            Arc::clone(&metrics),
+            tables,
+            shutdown,
+        )
+        .await?;
+        listening::open(&own, metrics, feed, lifecycle).await?;
         lifecycle.spawn("sender", sender);
         keep(homeserver, lifecycle);
         return Ok(());
@@ -143,7 +158,10 @@ async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle)
     let written = write_configuration(&args.dir, &name, &key_path, &database, url, reach.all)?;
     let config = Config::load(&written, args.own.as_deref())?;
     let bus = RedisBus::new(config.redis, &name, sending::random()?);
-    keep(Master::start(settings, bus).await?, lifecycle);
+    let homeserver = Master::start(settings, bus).await?;
+    let feed = serves_tables.then(|| Feed::new(homeserver.bell().clone(), homeserver.tables()));
+    listening::open(&own, metrics, feed, lifecycle).await?;
+    keep(homeserver, lifecycle);
     let files: Vec<String> = written.iter().map(|file| format!("-c {}", file.display())).collect();
     tracing::info!("its sender is: burdock run {}", files.join(" "));
     Ok(())

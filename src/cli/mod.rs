@@ -3,6 +3,7 @@
 mod check;
 mod demo;
 pub mod lifecycle;
+mod listening;
 mod logging;
 pub mod master;
 mod run;

@@ -3,21 +3,20 @@
 use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Context;
-use tokio::{net::TcpListener, runtime::Runtime};
+use tokio::runtime::Runtime;
 
 use super::{
     check,
     lifecycle::{Ended, Lifecycle},
-    logging,
+    listening, logging,
     sending::{self, Sending},
 };
 use crate::{
-    admin::{self, Replication},
     config::{Config, Own},
     core::{
         clock,
         metrics::Metrics,
-        replication::{http_gaps::HttpGaps, redis_bus::RedisBus},
+        replication::{feed::Bell, http_gaps::HttpGaps, redis_bus::RedisBus},
         shutdown::Shutdown,
     },
     sender::tables::Tables,
@@ -78,18 +77,11 @@ async fn start(config: Config, lifecycle: &Lifecycle) -> anyhow::Result<()> {
         .own
         .replication_secret
         .is_some()
-        .then(|| Arc::new(Tables::new(clock::now().wall)));
-    let replication_api = tables.as_ref().zip(config.own.replication_secret.clone());
-    let replication_api = replication_api
-        .map(|(tables, secret)| Replication::new(Arc::new(tables.feed()), secret, shutdown.drain.clone()));
+        .then(|| Arc::new(Tables::new(clock::now().wall, Bell::default())));
+    let feed = tables.as_ref().map(|tables| tables.feed(Vec::new()));
+    let own = config.own;
     let sender = sending::prepare(sending, bus, gaps, Arc::clone(&metrics), tables, shutdown.clone()).await?;
-    if let Some(address) = config.own.listen {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("cannot listen on {address}"))?;
-        let served = admin::serve(listener, metrics, replication_api, shutdown.drain.clone());
-        lifecycle.spawn("admin", async { Ok(served.await?) });
-    }
+    listening::open(&own, metrics, feed, lifecycle).await?;
     lifecycle.spawn("sender", sender);
     Ok(())
 }

@@ -17,6 +17,7 @@ mod persist;
 mod refusal;
 mod remote;
 mod rooms;
+mod tables;
 mod wire;
 
 use std::{
@@ -42,7 +43,11 @@ use crate::{
     core::{
         clock,
         id::{EventId, InstanceName, RoomId, ServerName, Token},
-        replication::{self, bus::Bus},
+        replication::{
+            self,
+            bus::Bus,
+            feed::{Bell, Table},
+        },
         signing::SigningKey,
         state::groups::StateGroups,
         store::{HeldEvent, InstanceLock, Sqlite, Store, StoreError},
@@ -240,6 +245,18 @@ impl Master {
     /// The database's.
     pub async fn held(&self, room: &RoomId) -> Result<Vec<HeldEvent>, StoreError> {
         self.homeserver.sqlite.held(room, MAX_HELD).await
+    }
+
+    /// Its tables, which others may follow.
+    #[must_use]
+    pub fn tables(&self) -> Vec<Arc<dyn Table>> {
+        tables::tables(&self.homeserver.sqlite, &self.homeserver.streams)
+    }
+
+    /// What is rung when they have changed.
+    #[must_use]
+    pub fn bell(&self) -> &Bell {
+        self.homeserver.streams.bell()
     }
 
     /// Transactions of other servers that came in since the start.

@@ -175,10 +175,9 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// The tables of a sender that starts now.
+    /// The tables of a sender that starts now. They ring `bell`.
     #[must_use]
-    pub fn new(started: Millis) -> Self {
-        let bell = Bell::default();
+    pub fn new(started: Millis, bell: Bell) -> Self {
         Self {
             destinations: MemoryTable::new(started, bell.clone()),
             backlog: MemoryTable::new(started, bell.clone()),
@@ -189,9 +188,9 @@ impl Tables {
         }
     }
 
-    /// The feed that serves them.
+    /// The feed that serves them, and `others` beside them that ring the same bell.
     #[must_use]
-    pub fn feed(self: &Arc<Self>) -> Feed {
+    pub fn feed(self: &Arc<Self>, others: Vec<Arc<dyn Table>>) -> Feed {
         let views: [fn(&Self) -> &dyn Table; 3] = [
             |tables| &tables.destinations,
             |tables| &tables.backlog,
@@ -201,7 +200,7 @@ impl Tables {
             let tables = Arc::clone(self);
             Arc::new(View { tables, table })
         });
-        Feed::new(self.bell.clone(), views.into())
+        Feed::new(self.bell.clone(), views.into_iter().chain(others).collect())
     }
 
     /// The views are of this sender from now on.

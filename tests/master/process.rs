@@ -1,6 +1,7 @@
 //! `burdock master` as a process: it is killed, it is stopped, and it comes back on the same folder.
 
 use std::{
+    ffi::OsStr,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
@@ -10,10 +11,10 @@ use serde_json::{Value, json};
 
 use super::rig::{PATIENCE, encode, until};
 
-struct Process {
+pub struct Process {
     child: Child,
     client: SocketAddr,
-    http: reqwest::Client,
+    pub http: reqwest::Client,
 }
 
 impl Drop for Process {
@@ -24,13 +25,18 @@ impl Drop for Process {
 }
 
 /// An address that is free now.
-fn free() -> SocketAddr {
+pub fn free() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     listener.local_addr().expect("an address")
 }
 
 impl Process {
-    async fn start(folder: &Path, federation: SocketAddr, client: SocketAddr) -> Self {
+    pub async fn start(folder: &Path, federation: SocketAddr, client: SocketAddr) -> Self {
+        Self::start_with(folder, federation, client, &[]).await
+    }
+
+    /// The same, with more arguments.
+    pub async fn start_with(folder: &Path, federation: SocketAddr, client: SocketAddr, more: &[&OsStr]) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let child = Command::new(env!("CARGO_BIN_EXE_burdock"))
             .arg("master")
@@ -38,6 +44,7 @@ impl Process {
             .arg(folder)
             .args(["--name", &federation.to_string(), "--listen", &federation.to_string()])
             .args(["--client", &client.to_string()])
+            .args(more)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -81,13 +88,24 @@ impl Process {
         }
     }
 
-    async fn ask(&self, method: &str, path: &str, token: &str, body: &Value) -> Value {
+    pub async fn ask(&self, method: &str, path: &str, token: &str, body: &Value) -> Value {
         self.try_ask(method, path, token, body)
             .await
             .unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    async fn send(&self, token: &str, room: &str, txn_id: &str) -> Result<String, String> {
+    /// A new user's token, and a room of theirs.
+    pub async fn user_with_room(&self) -> (String, String) {
+        let body = json!({ "username": "ann", "auth": { "type": "m.login.dummy" } });
+        let answer = self.ask("POST", "/_matrix/client/v3/register", "", &body).await;
+        let token = answer["access_token"].as_str().expect("a token").to_owned();
+        let answer = self
+            .ask("POST", "/_matrix/client/v3/createRoom", &token, &json!({}))
+            .await;
+        (token, answer["room_id"].as_str().expect("an id").to_owned())
+    }
+
+    pub async fn send(&self, token: &str, room: &str, txn_id: &str) -> Result<String, String> {
         let path = format!(
             "/_matrix/client/v3/rooms/{}/send/m.room.message/{txn_id}?org.matrix.msc4354.sticky_duration_ms=600000",
             encode(room)
@@ -102,8 +120,14 @@ impl Process {
         answer["events"].as_array().expect("a list").clone()
     }
 
+    /// SIGKILL.
+    pub fn kill(&self) {
+        let pid = self.child.id().to_string();
+        Command::new("kill").args(["-KILL", &pid]).status().expect("told");
+    }
+
     /// SIGTERM, and its end.
-    async fn terminate(mut self) -> ExitStatus {
+    pub async fn terminate(mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
         Command::new("kill").args(["-TERM", &pid]).status().expect("told");
         tokio::task::spawn_blocking(move || self.child.wait().expect("ended"))
@@ -117,13 +141,7 @@ async fn a_kill_loses_nothing_that_was_answered_and_a_signal_ends_it_well() {
     let folder = tempfile::tempdir().expect("a folder");
     let (federation, client) = (free(), free());
     let mut process = Process::start(folder.path(), federation, client).await;
-    let body = json!({ "username": "ann", "auth": { "type": "m.login.dummy" } });
-    let answer = process.ask("POST", "/_matrix/client/v3/register", "", &body).await;
-    let token = answer["access_token"].as_str().expect("a token").to_owned();
-    let answer = process
-        .ask("POST", "/_matrix/client/v3/createRoom", &token, &json!({}))
-        .await;
-    let room = answer["room_id"].as_str().expect("an id").to_owned();
+    let (token, room) = process.user_with_room().await;
 
     let mut answered = Vec::new();
     for round in 0..3 {
@@ -140,8 +158,7 @@ async fn a_kill_loses_nothing_that_was_answered_and_a_signal_ends_it_well() {
                 (held > 5 + answered.len() + 3).then_some(())
             })
             .await;
-            let pid = process.child.id().to_string();
-            Command::new("kill").args(["-KILL", &pid]).status().expect("told");
+            process.kill();
         };
         let (sent, ()) = tokio::join!(sends, killed);
         answered.extend(sent.into_iter().flatten());

@@ -8,7 +8,7 @@ use burdock::{
         clock,
         id::InstanceName,
         metrics::Metrics,
-        replication::{self, task},
+        replication::{self, feed::Bell, task},
         shutdown::Shutdown,
         signing::SigningKey,
         store::Store,
@@ -132,7 +132,7 @@ async fn start(store: Store, redis: Redis, channel: &str, settings: Settings) ->
     let subscription = task::start(part, positions, store.clone(), 1, &quiet, &TaskTracker::new());
     let shutdown = Shutdown::default();
     let metrics = Arc::new(Metrics::new(&US.into()));
-    let tables = Arc::new(Tables::new(clock::now().wall));
+    let tables = Arc::new(Tables::new(clock::now().wall, Bell::default()));
     let signing_key = SigningKey::from_seed("1", &[1; 32]);
     let parts = Parts {
         origin: US.into(),

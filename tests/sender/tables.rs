@@ -45,7 +45,7 @@ async fn they_show_who_keeps_up_who_fails_and_what_was_sent() {
         ..Settings::default()
     };
     let running = start_beside(&homeserver, settings).await;
-    let feed = running.tables.feed();
+    let feed = running.tables.feed(Vec::new());
     let last = homeserver.message("!a").await;
     homeserver.announce().await;
     well.accepts(&last).await;

@@ -2,13 +2,17 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::core::{
+    clock::Millis,
     id::{InstanceName, RoomId, ServerName, StickyPosition, StreamOrdering, Token},
     replication::{
         bus::Bus,
         command::Command,
+        ephemeral::EphemeralTables,
+        feed::{Bell, Table},
         gap::GapSource,
         http_gaps::HttpGaps,
         ids::Ids,
@@ -54,6 +58,8 @@ pub struct MasterStreams {
     pub sticky_events: Arc<StreamWriter<StickyPosition>>,
     typing: MemoryStream,
     presence: MemoryStream,
+    ephemeral: EphemeralTables,
+    bell: Bell,
     outbox: Arc<Outbox>,
 }
 
@@ -61,11 +67,25 @@ impl MasterStreams {
     /// Publishes who types in a room now.
     pub fn typing(&self, room_id: &RoomId, users: &[String]) {
         self.typing.publish(room_id.as_str(), rows::typing(room_id, users));
+        self.ephemeral.typing(room_id, users);
     }
 
     /// Publishes a user's presence.
     pub fn presence(&self, row: &PresenceRow) {
         self.presence.publish(&row.user_id, rows::presence(row));
+        self.ephemeral.presence(row);
+    }
+
+    /// Presence and typing as tables that others may follow.
+    #[must_use]
+    pub fn tables(&self) -> [Arc<dyn Table>; 2] {
+        self.ephemeral.all()
+    }
+
+    /// Rung when one of these tables changes, or what is persisted goes further.
+    #[must_use]
+    pub fn bell(&self) -> &Bell {
+        &self.bell
     }
 
     /// Publishes that a persisted change of state brought a server into a room. Synapse 1.163.2 does not know the command:
@@ -113,13 +133,19 @@ pub fn start<B: Bus, G: GapSource>(
         (Stream::Typing, Token(0)),
     ];
     let outbox = Arc::new(Outbox::new(me.clone(), written));
+    let bell = Bell::default();
     let streams = Arc::new(MasterStreams {
         events: Arc::new(StreamWriter::new(events, outbox.clone())),
         sticky_events: Arc::new(StreamWriter::new(sticky_events, outbox.clone())),
         typing: MemoryStream::new(Stream::Typing, Token(0), outbox.clone()),
         presence: MemoryStream::new(Stream::Presence, start.presence, outbox.clone()),
+        // Of a later run the first position is higher, as that of the stream is.
+        ephemeral: EphemeralTables::new(Millis(start.presence.0), &bell),
+        bell: bell.clone(),
         outbox: outbox.clone(),
     });
+    let persisted = (streams.events.up_to(), streams.sticky_events.up_to());
+    tracker.spawn(shutdown.clone().run_until_cancelled_owned(ring(bell, persisted)));
     let part = Part {
         me,
         role: Role::Master,
@@ -140,5 +166,22 @@ pub fn start<B: Bus, G: GapSource>(
             publisher: Publisher::new(outbox),
         },
         streams,
+    }
+}
+
+/// Rings whenever more is persisted.
+async fn ring(
+    bell: Bell,
+    (mut events, mut sticky_events): (watch::Receiver<StreamOrdering>, watch::Receiver<StickyPosition>),
+) {
+    loop {
+        let moved = tokio::select! {
+            moved = events.changed() => moved,
+            moved = sticky_events.changed() => moved,
+        };
+        if moved.is_err() {
+            return;
+        }
+        bell.ring();
     }
 }

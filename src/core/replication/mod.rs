@@ -7,12 +7,13 @@
 //! in no database. [`sync_reports`] and [`syncing`] are the two ends of `USER_SYNC`. None of these does I/O.
 //!
 //! [`redis_bus`], [`local_bus`] and [`http_gaps`] do it; [`writer`], [`task`] and [`master`] tie all together.
-//! [`feed`] is another thing: tables that whoever likes follows over HTTP.
+//! [`feed`] is another thing: tables that whoever likes follows over HTTP. [`ephemeral`] has two of a master's.
 
 mod announcer;
 pub mod bus;
 pub mod command;
 mod echoes;
+pub mod ephemeral;
 pub mod feed;
 mod from_store;
 pub mod gap;

@@ -15,7 +15,10 @@ mod sqlite;
 pub use self::{
     error::StoreError,
     interface::{InstanceLock, Store},
-    sqlite::{APPLICATION_ID, HeldEvent, Known, Outcome, PersistEvent, Persisted, RemoteKey, Sqlite, StateChange},
+    sqlite::{
+        APPLICATION_ID, CURRENT_STATE_DELTAS, EVENTS, FollowedTable, HeldEvent, Known, Outcome, PersistEvent,
+        Persisted, RemoteKey, STICKY_EVENTS, Sqlite, StateChange,
+    },
 };
 use std::collections::{BTreeSet, HashSet};
 

@@ -11,6 +11,7 @@ mod current_state;
 mod deltas;
 mod destinations;
 mod events;
+mod followed;
 mod history;
 mod holdings;
 mod homeserver;
@@ -24,6 +25,7 @@ mod state_groups;
 mod streams;
 
 pub use self::{
+    followed::{CURRENT_STATE_DELTAS, EVENTS, FollowedTable, STICKY_EVENTS},
     history::Known,
     holdings::HeldEvent,
     homeserver::RemoteKey,
