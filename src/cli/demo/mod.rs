@@ -10,6 +10,7 @@ mod table;
 use std::{io::Write, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context;
+use tempfile::TempDir;
 use tokio::{
     runtime::Runtime,
     signal::unix::{SignalKind, signal},
@@ -83,11 +84,29 @@ fn tell(args: &DemoArgs) -> anyhow::Result<bool> {
             _ = hang_up.recv() => Err(anyhow::anyhow!("the terminal is gone")),
         }
     });
-    runtime.shutdown_background();
+    // Those that still write to the folder come first.
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    remove(folder);
     let ending = ending?;
     std::io::stdout().write_all(table::table(&ending.rows).as_bytes())?;
     if let Some(keep) = &args.keep {
         eprintln!("databases and logs: {}", keep.display());
     }
     Ok(ending.complete)
+}
+
+/// Removes the folder. A homeserver that was stopped in the middle may write for another moment.
+fn remove(folder: TempDir) {
+    let path = folder.path().to_owned();
+    let mut removed = folder.close();
+    for _ in 0..40 {
+        if removed.is_ok() || !path.exists() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        removed = std::fs::remove_dir_all(&path);
+    }
+    if let Err(error) = removed {
+        eprintln!("burdock: {} is left: {error}", path.display());
+    }
 }
