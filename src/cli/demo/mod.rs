@@ -74,12 +74,15 @@ fn tell(args: &DemoArgs) -> anyhow::Result<bool> {
         LARGE_LIMIT
     };
     let ending = runtime.block_on(async {
-        let (mut terminate, mut hang_up) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+        // Before anything is started that must not be left behind.
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hang_up = signal(SignalKind::hangup())?;
         tokio::select! {
             ending = timeout(limit, story::tell(args, &dir, &progress)) => {
                 ending.with_context(|| format!("the story was not over after {limit:?}"))?
             }
-            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+            _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
             _ = terminate.recv() => Err(anyhow::anyhow!("told to stop")),
             _ = hang_up.recv() => Err(anyhow::anyhow!("the terminal is gone")),
         }

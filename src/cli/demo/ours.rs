@@ -11,7 +11,7 @@ use reqwest::Method;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::{
-    process::{Child, Command},
+    process::{Child, ChildStdin, Command},
     time::{Instant, sleep},
 };
 
@@ -42,6 +42,8 @@ pub struct Ours {
     url: String,
     http: reqwest::Client,
     process: Child,
+    /// Its standard input, open as long as this is: to wait for a process closes that by the way.
+    stdin: Option<ChildStdin>,
     token: String,
     transactions: u64,
 }
@@ -79,7 +81,8 @@ impl Ours {
             // So that it ends with us, whatever ends us.
             "--until-stdin-ends".to_owned(),
         ];
-        let process = spawn(dir, &arguments)?;
+        let mut process = spawn(dir, &arguments)?;
+        let stdin = process.stdin.take();
         let mut ours = Self {
             name,
             dir: dir.to_owned(),
@@ -87,6 +90,7 @@ impl Ours {
             url: format!("http://127.0.0.1:{client}/_matrix/client"),
             http: reqwest::Client::builder().timeout(Duration::from_secs(10)).build()?,
             process,
+            stdin,
             token: String::new(),
             transactions: 0,
         };
@@ -125,6 +129,7 @@ impl Ours {
     /// Starts it again on the same data.
     pub async fn restart(&mut self) -> anyhow::Result<()> {
         self.process = spawn(&self.dir, &self.arguments)?;
+        self.stdin = self.process.stdin.take();
         self.ready().await
     }
 
