@@ -92,6 +92,10 @@ async fn events_get_positions_in_order_and_are_read_as_the_sender_reads_them() {
     assert_eq!(master.room_version(&room).await, Ok(None));
     assert_eq!(master.create_room(&room, "10", ANN).await, Ok(true));
     assert_eq!(master.create_room(&room, "11", ANN).await, Ok(false));
+    for version in ["11", "10"] {
+        master.replace_room(&room, version, ANN).await.unwrap();
+        assert_eq!(master.room_version(&room).await, Ok(Some(version.to_owned())));
+    }
     assert_eq!(master.room_version(&room).await, Ok(Some("10".into())));
     assert_eq!(master.rooms().await, Ok(vec![room]));
 

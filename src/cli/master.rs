@@ -4,10 +4,10 @@
 //! configuration is written into the folder.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs::{self, DirBuilder, OpenOptions},
     io::{self, Write},
     net::SocketAddr,
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -114,7 +114,7 @@ async fn start(args: &MasterArgs, reach: Reach, own: Own, lifecycle: &Lifecycle)
     if name.parts().is_none() {
         bail!("--name {name}: not a server name (a host, and perhaps a port)");
     }
-    fs::create_dir_all(&args.dir).with_context(|| format!("cannot make {}", args.dir.display()))?;
+    private_folder(&args.dir).with_context(|| format!("cannot make {}", args.dir.display()))?;
     let key_path = args.dir.join("signing.key");
     let key = signing_key(&key_path).with_context(|| key_path.display().to_string())?;
     let database = args.dir.join("homeserver.db");
@@ -211,6 +211,11 @@ fn signing_key(path: &Path) -> anyhow::Result<SigningKey> {
     config::read_signing_key(&text).map_err(anyhow::Error::msg)
 }
 
+/// Makes a folder that only we may read, as access tokens are in its database. One that is there is left as it is.
+fn private_folder(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 /// Writes a file that only we may read, whole or not at all.
 fn write_secret(path: &Path, text: &str) -> io::Result<()> {
     let unfinished = path.with_extension("new");
@@ -297,7 +302,18 @@ fn redis_section(url: &str) -> anyhow::Result<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_new_folder_is_ours_alone() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("new");
+        private_folder(&path).expect("made");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
 
     #[test]
     fn a_key_is_made_once() {

@@ -406,6 +406,6 @@ impl Homeserver {
             state.retain(|id| !lacking.contains(id));
         }
         let lock = self.rooms.lock(room).await;
-        self.store_state(&lock, id, &state).await
+        self.store_state(&lock, version, id, &state).await
     }
 }

@@ -96,7 +96,7 @@ impl Homeserver {
         let state = self.believe_all(&joined.state, version).await;
         let chain = self.believe_all(&joined.auth_chain, version).await;
         let create = state.iter().find_map(|event| {
-            let parts = Parts::read(&event.json).ok()?;
+            let parts = Parts::of_room(&event.json, room, version).ok()?;
             (parts.kind == "m.room.create" && parts.state_key.as_deref() == Some("")).then_some((parts, event))
         });
         let (create_parts, create) = create.ok_or_else(|| refused(&"the state it gave has no create event"))?;
@@ -104,12 +104,14 @@ impl Homeserver {
         if content.content.room_version.as_deref().unwrap_or("1") != version_id {
             return Err(refused(&"the create event it gave is of another room version"));
         }
-        self.sqlite.create_room(room, &version_id, &create_parts.sender).await?;
+        self.sqlite
+            .replace_room(room, &version_id, &create_parts.sender)
+            .await?;
         let ids: Vec<EventId> = state.iter().map(|event| event.event_id.clone()).collect();
         let lock = self.rooms.lock(room).await;
         self.persist_outliers(&lock, version, chain.into_iter().chain(state).collect())
             .await?;
-        let before = self.store_state(&lock, &event_id, &ids).await?;
+        let before = self.store_state(&lock, version, &event_id, &ids).await?;
         let arrival = Arrival {
             event_id: event_id.clone(),
             json,

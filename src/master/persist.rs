@@ -150,6 +150,11 @@ impl Homeserver {
         };
         let state_key = parts.state_key.as_deref().map(|key| StateKey::new(&parts.kind, key));
         let prev_events = parts.prev_events();
+        // Else the state of another room would become a part of this one's.
+        for previous in self.store.events_json(&prev_events).await? {
+            Parts::of_room(&previous.json, room, version)
+                .map_err(|why| PersistError::Malformed(format!("it follows {}: {why}", previous.event_id)))?;
+        }
         let new = NewArrival {
             event_id: id,
             room_id: room,
@@ -173,6 +178,10 @@ impl Homeserver {
             if let Some(why) = if_forbidden(checked.map_err(PersistError::from))? {
                 verdict = Verdict::SoftFailed(why);
             }
+        }
+        // The state is only what one server says: that must not keep the event out for good.
+        if let (Verdict::Rejected(why), Some(_)) = (&verdict, before) {
+            return Err(PersistError::Forbidden(why.clone()));
         }
         if let (Verdict::Rejected(why) | Verdict::SoftFailed(why), true) =
             (&verdict, arrival.source != Source::Elsewhere)
@@ -271,16 +280,20 @@ impl Homeserver {
         self.write(rows, StateDelta::new(), room).await
     }
 
-    /// Stores a state that another server says stands before an event, as a group; of its events those that are here.
+    /// Stores a state that another server says stands before an event, as a group; of its events those of the
+    /// room that are here.
     pub(super) async fn store_state(
         &self,
         lock: &RoomLock,
+        version: RoomVersion,
         event_id: &EventId,
         events: &[EventId],
     ) -> Result<StateGroup, PersistError> {
         let mut state = StateDelta::new();
         for event in self.store.events_json(events).await? {
-            let parts = Parts::read(&event.json).map_err(|error| PersistError::Malformed(error.to_string()))?;
+            let Ok(parts) = Parts::of_room(&event.json, lock.room(), version) else {
+                continue;
+            };
             if let Some(key) = &parts.state_key
                 && !event.rejected
             {

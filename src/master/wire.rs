@@ -5,6 +5,7 @@ use serde_json::{Value, value::RawValue};
 
 use crate::core::{
     clock::Millis,
+    event,
     id::{EventId, RoomId},
     room_version::{EventFormat, RoomVersion},
 };
@@ -64,7 +65,12 @@ impl Parts {
         let parts = Self::read(json).map_err(|error| error.to_string())?;
         let of_room = match &parts.room_id {
             Some(named) => named == room.as_str(),
-            None => version.format() == EventFormat::V4 && parts.kind == "m.room.create",
+            // The room is named after it.
+            None => {
+                version.format() == EventFormat::V4
+                    && parts.kind == "m.room.create"
+                    && event::event_id(json, version).is_ok_and(|id| id.as_str().get(1..) == room.as_str().get(1..))
+            }
         };
         if of_room {
             Ok(parts)
@@ -162,10 +168,13 @@ mod tests {
     #[test]
     fn an_event_of_another_room_is_not_ours() {
         let version = RoomVersion::of("11").expect("known");
-        let json = r#"{"type":"m.room.create","sender":"@a:b","depth":1,"origin_server_ts":1,"prev_events":[],"auth_events":[]}"#;
+        let json = r#"{"type":"m.room.create","sender":"@a:b","depth":1,"origin_server_ts":1,"prev_events":[],"auth_events":[],"content":{}}"#;
         assert!(Parts::of_room(json, &"!r".into(), version).is_err());
-        assert!(Parts::of_room(json, &"!r".into(), RoomVersion::of("12").expect("known")).is_ok());
-        let json = json.replace('}', r#","room_id":"!r"}"#);
+        let twelve = RoomVersion::of("12").expect("known");
+        let named_after_it = event::event_id(json, twelve).expect("sound").as_str().replace('$', "!");
+        assert!(Parts::of_room(json, &named_after_it.as_str().into(), twelve).is_ok());
+        assert!(Parts::of_room(json, &"!r".into(), twelve).is_err());
+        let json = json.replace(r#""depth":1"#, r#""depth":1,"room_id":"!r""#);
         assert!(Parts::of_room(&json, &"!r".into(), version).is_ok());
         assert!(Parts::of_room(&json, &"!s".into(), version).is_err());
     }

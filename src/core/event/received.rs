@@ -24,6 +24,8 @@ pub struct ReceivedEvent {
     canonical: String,
     version: RoomVersion,
     signers: Vec<Signer>,
+    /// What is kept of it, if its content is not what the hash is of.
+    redacted: Option<String>,
 }
 
 /// A server that must have signed an event.
@@ -73,7 +75,19 @@ impl ReceivedEvent {
             .get("type")
             .and_then(Value::as_str)
             .ok_or(EventError::Malformed("type"))?;
-        let signers = servers_that_must_sign(root, &kind, version)?
+        let stated = root
+            .get("hashes")
+            .and_then(|hashes| hashes.get("sha256"))
+            .and_then(Value::as_str);
+        let redacted = stated
+            .is_none_or(|stated| *stated != STANDARD_NO_PAD.encode(content_hash(root)))
+            .then(|| {
+                let mut kept = String::new();
+                redaction::write(&mut kept, root, &kind, version, redaction::For::Wire);
+                kept
+            });
+        let kept = redacted.as_deref().map_or(root, Value::of);
+        let signers = servers_that_must_sign(root, kept, &kind, version)?
             .into_iter()
             .map(|server| Signer {
                 key_ids: signatures_of(root, &server)
@@ -86,6 +100,7 @@ impl ReceivedEvent {
             event_id: event_id(&canonical, version)?,
             kind: kind.into_owned(),
             signers,
+            redacted,
             version,
             canonical,
         })
@@ -125,18 +140,8 @@ impl ReceivedEvent {
                 return Err(SignatureError::Wrong(server.clone()));
             }
         }
-        let stated = root
-            .get("hashes")
-            .and_then(|hashes| hashes.get("sha256"))
-            .and_then(Value::as_str);
-        let redacted = stated.is_none_or(|stated| *stated != STANDARD_NO_PAD.encode(content_hash(root)));
-        let kept = if redacted {
-            let mut kept = String::new();
-            redaction::write(&mut kept, root, &self.kind, self.version, redaction::For::Wire);
-            kept
-        } else {
-            self.canonical.clone()
-        };
+        let redacted = self.redacted.is_some();
+        let kept = self.redacted.unwrap_or(self.canonical);
         Ok(VerifiedEvent {
             event_id: self.event_id,
             json: with_member(Value::of(&kept), "unsigned", "{}"),
@@ -157,7 +162,13 @@ fn signatures_of<'a>(root: Value<'a>, server: &ServerName) -> impl Iterator<Item
         .take(MAX_SIGNATURES)
 }
 
-fn servers_that_must_sign(root: Value<'_>, kind: &str, version: RoomVersion) -> Result<Vec<ServerName>, EventError> {
+/// `kept` is the form of the event that is kept: what vouches for an invite in its sender's place must be left in it.
+fn servers_that_must_sign(
+    root: Value<'_>,
+    kept: Value<'_>,
+    kind: &str,
+    version: RoomVersion,
+) -> Result<Vec<ServerName>, EventError> {
     let server_of = |user: Option<Value<'_>>, part| {
         let user = user.and_then(Value::as_str).ok_or(EventError::Malformed(part))?;
         let server = domain_of(&user).map(ServerName::from);
@@ -172,7 +183,11 @@ fn servers_that_must_sign(root: Value<'_>, kind: &str, version: RoomVersion) -> 
         .and_then(Value::as_str)
         .filter(|_| kind == "m.room.member");
     let mut servers = Vec::new();
-    if membership.as_deref() != Some("invite") || content.get("third_party_invite").is_none() {
+    let vouched_for = kept
+        .get("content")
+        .and_then(|content| content.get("third_party_invite")?.get("signed")?.members())
+        .is_some();
+    if membership.as_deref() != Some("invite") || !vouched_for {
         servers.push(server_of(root.get("sender"), "sender")?);
     }
     if version.format() == EventFormat::V1 {

@@ -169,8 +169,22 @@ fn a_second_signature_stands_beside_the_first() {
     };
     assert!(!twice.verify(find_both).unwrap().redacted);
 
-    let invite = made("m.room.member", r#"{"membership":"invite","third_party_invite":{}}"#);
-    assert!(read(&parsed(&invite.json)).signers().is_empty());
+    let vouched_for = r#"{"membership":"invite","third_party_invite":{"signed":{}}}"#;
+    let invite = parsed(&made("m.room.member", vouched_for).json);
+    assert!(read(&invite).signers().is_empty());
+    // With a wrong hash it is redacted, and nobody vouches for it any more.
+    let mut wrong = invite.clone();
+    wrong["content"]["x"] = 1.into();
+    assert_eq!(signers(&read(&wrong)), ["origin.example.com 1"]);
+    for nobody in ["null", "{}", r#"{"signed":null}"#] {
+        let content = format!(r#"{{"membership":"invite","third_party_invite":{nobody}}}"#);
+        let invite = made("m.room.member", &content);
+        assert_eq!(
+            signers(&read(&parsed(&invite.json))),
+            ["origin.example.com 1"],
+            "{nobody}"
+        );
+    }
     let join = made(
         "m.room.member",
         r#"{"membership":"leave","join_authorised_via_users_server":"@u:a.example"}"#,

@@ -15,12 +15,13 @@ use crate::{
     core::{
         event::{self, ReceivedEvent},
         id::{EventId, RoomId, domain_of},
+        state::map::{StateFilter, StateKey},
     },
     master::{
         body::{Path, Query},
         homeserver::Homeserver,
         local::Draft,
-        persist::{Arrival, Source},
+        persist::{Arrival, Source, Verdict},
         refusal::{Json, Refusal, answer},
         wire::{self, Parts},
     },
@@ -111,7 +112,20 @@ pub(super) async fn send_join(
             let lock = homeserver.rooms.lock(&room).await;
             // Those who were in the room before; afterwards it could have changed.
             let state = homeserver.state_before_event(&parts, version).await?;
-            homeserver.persist(&lock, version, &arrival, None).await?;
+            let stands = match homeserver.persist(&lock, version, &arrival, None).await? {
+                Verdict::New => true,
+                Verdict::Known => {
+                    let key = StateKey::new("m.room.member", &parts.sender);
+                    let now = homeserver
+                        .current(&room, version, &StateFilter::Keys(vec![key]))
+                        .await?;
+                    now.values().any(|id| *id == arrival.event_id)
+                }
+                Verdict::SoftFailed(_) | Verdict::Rejected(_) => false,
+            };
+            if !stands {
+                return Err(Refusal::forbidden("that join was not let in, or is over"));
+            }
             Ok::<_, Refusal>((state, arrival.json))
         }
     };

@@ -37,6 +37,24 @@ impl Sqlite {
         Ok(done.rows_affected() > 0)
     }
 
+    /// Makes a room that we are about to be in, in place of what we were told of it before.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn replace_room(&self, room: &RoomId, version: &str, creator: &str) -> Result<(), StoreError> {
+        let mut tx = self.write().await?;
+        sqlx::query(
+            "INSERT INTO rooms (room_id, creator, room_version) VALUES ($1, $2, $3)
+             ON CONFLICT (room_id) DO UPDATE SET creator = EXCLUDED.creator, room_version = EXCLUDED.room_version",
+        )
+        .bind(room.as_str())
+        .bind(creator)
+        .bind(version)
+        .execute(&mut *tx)
+        .await?;
+        Ok(tx.commit().await?)
+    }
+
     /// The room's version; `None` if the room is unknown.
     ///
     /// # Errors

@@ -319,7 +319,8 @@ async fn make_room_for(connection: &mut SqliteConnection, event: &PersistEvent) 
         .await?;
     match outlier {
         None => return Ok(true),
-        Some(true) if event.outcome != Outcome::Outlier => {}
+        // A rejection may come of a state that only one server believes in: what is held stays.
+        Some(true) if !matches!(event.outcome, Outcome::Outlier | Outcome::Rejected(..)) => {}
         Some(_) => return Ok(false),
     }
     for table in [
