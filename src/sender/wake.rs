@@ -202,10 +202,13 @@ impl Sender {
     async fn scan_once(self: &Arc<Self>) -> Result<usize, StoreError> {
         let mut after = None;
         let mut woken = 0;
+        // Whose back-off ends before the next look has a task that waits for it; of others nobody would think in time.
+        let next_look = i64::try_from(SCAN_INTERVAL.as_millis()).unwrap_or(i64::MAX);
+        let by_then = clock::now().wall.plus(next_look);
         loop {
             let due = timely(
                 self.store
-                    .due_destinations(after.as_ref(), clock::now().wall, SCAN_PAGE, self.sticky),
+                    .due_destinations(after.as_ref(), by_then, SCAN_PAGE, self.sticky),
             )
             .await?;
             let Some(last) = due.last().cloned() else {

@@ -1,5 +1,7 @@
 //! Destinations that are owed much, or are many.
 
+use std::time::Duration;
+
 use crate::{
     homeserver::Homeserver,
     remote::{Remotes, Reply},
@@ -158,4 +160,31 @@ async fn a_server_gets_no_more_of_a_room_than_it_can_be_working_on() {
         .chain(windows.map(|left| left.min(50)))
         .collect();
     assert_eq!(sizes, expected);
+}
+
+#[tokio::test]
+async fn one_whose_back_off_ends_after_our_start_is_tried_when_it_ends() {
+    let Some(mut homeserver) = Homeserver::new().await else {
+        return;
+    };
+    let remotes = Remotes::start().await;
+    let remote = remotes.add();
+    homeserver.room("!a", &[&remote]).await;
+    let owed = homeserver.message("!a").await;
+    homeserver.all_is_sent().await;
+    let now = burdock::core::clock::now();
+    homeserver
+        .run(&format!(
+            "INSERT INTO destinations (destination, retry_last_ts, retry_interval, failure_ts, last_successful_stream_ordering)
+             VALUES ('{0}', {1}, 3000, {1}, 0);
+             INSERT INTO destination_rooms (destination, room_id, stream_ordering) VALUES ('{0}', '!a', {2})",
+            remote.name,
+            now.wall.0,
+            &owed[1..]
+        ))
+        .await;
+    let running = start_beside(&homeserver, Settings::default()).await;
+    remote.accepts(&owed).await;
+    assert!(now.at.elapsed() >= Duration::from_secs(3), "not before it ends");
+    running.drain().await;
 }

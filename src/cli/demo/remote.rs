@@ -66,7 +66,7 @@ impl Remote {
                 unverified_names: vec![],
                 custom_ca: Some(vec![std::fs::read(&certificates.authority)?]),
                 tls_1_3_only: false,
-                timeout: Duration::from_secs(1),
+                timeout: Duration::from_secs(3),
             },
             listen: address,
             certificate: Some(Certificate {
