@@ -85,7 +85,7 @@ impl Remote {
         })
     }
 
-    /// A user of it joins the room through `via`. `joined` is the time.
+    /// A user of it joins the room through `via`. `began`: when the story did.
     pub async fn join(&mut self, room: &RoomId, via: &str, began: Instant) -> anyhow::Result<()> {
         let user = self.server.register("bob").await?;
         self.since = clock::now().wall;
